@@ -1,0 +1,231 @@
+"""Splits as types. `Train`, `Support`, `Validation` and `Query` rows cannot be taken for one another.
+
+A split is a pure function of (seed, client id, number of rows): adding clients moves nobody, and nothing is stored.
+
+- cross-silo: the same clients train and are tested; each client's rows go to train / validation / query, and its
+  support rows (what it adapts on) are its training rows.
+- cross-device: clients are split; those held out never train. Each held-out client's rows go to support (adaptation)
+  and to validation or query, at random or by time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.population import Population
+from bespoke.randomness import shuffles, uniform
+
+Ints = NDArray[np.int64]
+Order = Literal["random", "time", "stored", "motley"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """For each client of `clients`, the rows that fall in one part of a split."""
+
+    population: Population
+    clients: Ints  # positions in the population, ascending
+    part: Part
+
+    def of(self, clients: Ints) -> tuple[Ints, Ints]:
+        """The rows of these clients, concatenated, and how many each has."""
+        return self.part.rows(self.population, clients)
+
+    def sizes(self, clients: Ints | None = None) -> Ints:
+        return self.part.sizes(self.population.sizes(self.clients if clients is None else clients))
+
+
+class Train(Rows):
+    """Rows on which the federation trains."""
+
+
+class Support(Rows):
+    """Rows on which a client adapts its own model."""
+
+
+class Validation(Rows):
+    """Rows on which anything may be chosen: hyper-parameters, epochs, personal models."""
+
+
+class Query(Rows):
+    """Rows on which results are reported. Nothing is ever chosen on them."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A slice of each client's rows: after ordering, those between two fractions, by the rounding rule `counts`."""
+
+    index: int  # which of the consecutive parts
+    fractions: tuple[float, ...]  # of the consecutive parts; they sum to one
+    order: Order = "random"
+    seed: int = 0
+    time: str = "time"
+
+    def counts(self, sizes: Ints) -> Ints:
+        """How many rows of a client fall in each part: shape (parts, clients)."""
+        if self.order == "motley":
+            return _motley_counts(sizes, self.fractions)
+        ends = np.floor(np.cumsum(self.fractions)[:, None] * sizes[None] + 1e-9).astype(np.int64)
+        ends[-1] = sizes
+        counts = np.diff(ends, axis=0, prepend=0)
+        # A client too small for its fractions still gets a row for training first, then one to be tested on, then one
+        # to choose on: without the first two there is nothing to say of it.
+        largest = int(np.argmax(self.fractions))
+        wanted = [largest, *(p for p in reversed(range(len(self.fractions))) if p != largest)]
+        for rank, part in enumerate(wanted):
+            if self.fractions[part] == 0:
+                continue
+            short = (counts[part] == 0) & (sizes > rank)
+            donor = np.argmax(counts[:, short], axis=0)
+            counts[donor, np.flatnonzero(short)] -= 1
+            counts[part, short] += 1
+        return counts
+
+    def sizes(self, sizes: Ints) -> Ints:
+        return self.counts(sizes)[self.index]
+
+    def rows(self, population: Population, clients: Ints) -> tuple[Ints, Ints]:
+        sizes = population.sizes(clients)
+        starts = population.offsets[clients]
+        if self.fractions == (1.0,):
+            return _ranges(starts, sizes), sizes
+        counts = self.counts(sizes)
+        begin = counts[: self.index].sum(0)
+        kept = counts[self.index]
+        where = _ranges(np.cumsum(sizes) - sizes + begin, kept)  # places in the ordered, concatenated rows
+        return self._ordered(population, clients, starts, sizes)[where], kept
+
+    def _ordered(self, population: Population, clients: Ints, starts: Ints, sizes: Ints) -> Ints:
+        base = np.repeat(starts, sizes)
+        if self.order == "stored":
+            return _ranges(starts, sizes)
+        if self.order == "time":
+            rows = _ranges(starts, sizes)
+            stamps = population.columns[self.time].numpy()[rows]
+            return rows[np.lexsort((stamps, np.repeat(np.arange(len(sizes)), sizes)))]
+        if self.order == "motley":  # one integer seed for all: sklearn's train_test_split, applied twice
+            return base + np.concatenate([_motley_order(int(n), self.fractions, self.seed) for n in sizes])
+        local = shuffles("split rows", _seeded(population.keys[clients], self.seed), sizes)
+        return base + local
+
+
+def _seeded(keys: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    return keys ^ np.uint64(seed * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+
+
+def _ranges(starts: Ints, sizes: Ints) -> Ints:
+    """The integers start ... start + size of each pair, concatenated."""
+    shift = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    return shift + np.arange(int(sizes.sum()), dtype=np.int64)
+
+
+def _motley_counts(sizes: Ints, fractions: tuple[float, ...]) -> Ints:
+    _, validation, test = fractions
+    tests = np.ceil(test * sizes - 1e-9).astype(np.int64)
+    validations = np.ceil(validation / (1 - test) * (sizes - tests) - 1e-9).astype(np.int64)
+    return np.stack([sizes - tests - validations, validations, tests])
+
+
+def _motley_order(size: int, fractions: tuple[float, ...], seed: int) -> Ints:
+    train, validation, test = (int(c) for c in _motley_counts(np.array([size]), fractions)[:, 0])
+    first = np.random.RandomState(seed).permutation(size)  # noqa: NPY002  (the published protocol's generator)
+    rest = first[test:]
+    second = rest[np.random.RandomState(seed).permutation(len(rest))]  # noqa: NPY002
+    return np.concatenate([second[validation:], second[:validation], first[:test]])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Clients on which choices are made: they adapt on `support` and are scored on `validation`."""
+
+    support: Support
+    validation: Validation
+
+
+@dataclass(frozen=True)
+class Test:
+    """Clients on which results are reported. Their own `validation` rows serve choices that a client makes for itself."""
+
+    support: Support
+    validation: Validation
+    query: Query
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who trains on what, who chooses on what, and who is tested on what."""
+
+    train: Train
+    selection: Selection
+    test: Test
+    kind: Literal["cross-silo", "cross-device"]
+
+
+def everything(population: Population) -> Train:
+    """All rows of all clients, for training without evaluation."""
+    return Train(population, np.arange(len(population)), Part(0, (1.0,)))
+
+
+def cross_silo(
+    population: Population,
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
+    seed: int = 0,
+    order: Order = "random",
+) -> Split:
+    """Each client's rows into train / validation / query; support rows are the training rows."""
+    everyone = np.arange(len(population))
+    train, validation, query = (Part(i, fractions, order, seed) for i in range(3))
+    counts = train.counts(population.sizes())
+    trained = everyone[counts[0] > 0]
+    chosen = everyone[(counts[0] > 0) & (counts[1] > 0)]
+    tested = everyone[(counts[0] > 0) & (counts[2] > 0)]
+    return Split(
+        Train(population, trained, train),
+        Selection(Support(population, chosen, train), Validation(population, chosen, validation)),
+        Test(
+            Support(population, tested, train),
+            Validation(population, tested, validation),
+            Query(population, tested, query),
+        ),
+        "cross-silo",
+    )
+
+
+def cross_device(
+    population: Population,
+    held_out: tuple[float, float] = (0.15, 0.2),
+    adapt: float = 0.5,
+    seed: int = 0,
+    order: Order = "random",
+    own_validation: float = 0.0,
+    role: NDArray[np.int64] | None = None,
+) -> Split:
+    """Clients into train / validation / test (fractions `held_out`, or `role` 0, 1, 2 per client as published).
+
+    A held-out client adapts on the fraction `adapt` of its rows and is scored on the rest; `own_validation` of its
+    rows are set aside for choices a test client makes for itself.
+    """
+    if role is None:
+        draw = uniform("split clients", seed, population.keys)
+        role = np.where(draw < held_out[1], 2, np.where(draw < held_out[0] + held_out[1], 1, 0))
+    enough = population.sizes() >= 2
+    training = np.flatnonzero(role == 0)
+    choosing, testing = (np.flatnonzero((role == r) & enough) for r in (1, 2))
+    halves = (adapt, 1 - adapt)
+    support, scored = (Part(i, halves, order, seed) for i in range(2))
+    selection = Selection(Support(population, choosing, support), Validation(population, choosing, scored))
+    if own_validation:
+        thirds = (adapt - own_validation, own_validation, 1 - adapt)
+        parts = tuple(Part(i, thirds, order, seed) for i in range(3))
+    else:
+        parts = (support, replace(support, index=1, fractions=(1.0, 0.0), order="stored"), scored)
+    test = Test(
+        Support(population, testing, parts[0]),
+        Validation(population, testing, parts[1]),
+        Query(population, testing, parts[2]),
+    )
+    return Split(Train(population, training, Part(0, (1.0,))), selection, test, "cross-device")

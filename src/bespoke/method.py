@@ -1,0 +1,146 @@
+"""The contract of a method. Nothing else in the package is needed to read one.
+
+A method is a frozen dataclass of pure functions: state goes in and comes out. The client's functions see one client
+and never the server's state; the server's functions never see private state. What leaves a client is declared in
+`uplink`, so traffic, privacy and the page "what travels, what stays" follow from the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from bespoke.tensors import Params, Tree
+
+
+class Reveal(Enum):
+    """What the server learns of a field that leaves the client."""
+
+    SUM = "the cohort's sum only (fits secure aggregation and central privacy)"
+    EACH = "every client's value (not private unless noised on the client)"
+
+
+class Task(Protocol):
+    """Data joined with a model; knows nothing of federation. See bespoke.models.task."""
+
+    def init(self, seed: int) -> Params: ...
+    def loss(self, params: Params, batch: Params) -> Tensor: ...
+    def gradient(self, params: Params, batch: Params) -> Params: ...
+    def predict(self, params: Params, batch: Params) -> Tensor: ...
+    def features(self, params: Params, batch: Params) -> Tensor: ...
+    def score(self, outputs: Tensor, batch: Params) -> Params: ...
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a client's rows become minibatches."""
+
+    size: int = 32
+    epochs: int = 1
+    reshuffle: bool = True  # a new order every epoch
+    drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)
+
+
+class Batches(Protocol):
+    """One client's minibatches; the engine decides how they come about."""
+
+    examples: Tensor  # how many rows the client has, as a float scalar
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, step: int) -> Params: ...
+    def live(self, step: int) -> float | Tensor: ...  # 1.0, or 0.0 for a step that only fills up the longest client's
+    def epochs(self) -> Iterator[Batches]: ...
+    def rows(self) -> Params: ...  # all rows at once, with their mask
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What a round hands the server: sums, the declared EACH fields, and how many clients stand behind them."""
+
+    sums: Tree
+    each: Tree  # leaves have a first dimension: a client each, in the order of `clients`
+    clients: tuple[int, ...]  # those whose update was used
+    excluded: tuple[int, ...] = ()  # those whose update was not finite
+
+
+def knob(default: Any, doc: str, **bounds: Any) -> Any:
+    """A hyper-parameter: its default, what it means, and its bounds (ge, gt, le, lt), checked for every experiment."""
+    return field(default=default, metadata={"doc": doc, "bounds": bounds})
+
+
+@dataclass(frozen=True)
+class Method:
+    """Defaults: one model in the server, nothing private, the global model for everyone."""
+
+    task: Task
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    uplink: ClassVar[dict[str, Reveal]] = {}
+    downlink: ClassVar[dict[str, str]] = {"params": "the global model"}
+    private: ClassVar[dict[str, str]] = {}  # what stays on the client, by name
+    personal: ClassVar[str] = "the global model itself"  # what a client ends up with
+    unseen: ClassVar[str] = "a client that never trained gets the global model"
+    trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
+    tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
+
+    # -- server ----------------------------------------------------------------------------------------------------
+    def init_server(self, params: Params) -> Tree:
+        return {"params": params}
+
+    def broadcast(self, server: Tree) -> Tree:
+        """What every client of the cohort is sent."""
+        return {"params": server["params"]}
+
+    def unicast(self, server: Tree, client: int) -> Tree:
+        """What one client is sent besides; empty unless the server must know the client."""
+        return {}
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        return server
+
+    def params(self, server: Tree) -> Params:
+        """The model that the next stage starts from."""
+        return server["params"]
+
+    # -- client ----------------------------------------------------------------------------------------------------
+    def batching(self) -> Batching:
+        """Minibatches of a training round."""
+        return Batching()
+
+    def init_private(self, params: Params) -> Tree:
+        """What a client holds before its first round."""
+        return {}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        """One round on one client: (new private state, what it sends)."""
+        raise NotImplementedError(f"{self.name} has no training rounds")
+
+    # -- personal models -------------------------------------------------------------------------------------------
+    def support_batching(self) -> Batching:
+        """Minibatches of the rows a client adapts on."""
+        return Batching()
+
+    def candidates(self) -> tuple[str, ...]:
+        """Names of the personal models that `personalize` yields; one of them is chosen on validation data."""
+        return ("model",)
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:
+        """The client's candidate personal models, in the order of `candidates`."""
+        yield down["params"]
+
+    def predict(self, personal: Any, batch: Params) -> Tensor:
+        return self.task.predict(personal, batch)
+
+
+class Transform(Protocol):
+    """Clip, noise, compress: a client half on what leaves, a server half on the sum, undone in reverse order."""
+
+    fields: tuple[str, ...]  # the uplink fields it acts on; empty: all of them
+
+    def client(self, up: Tree) -> Tree: ...
+    def server(self, cohort: Cohort) -> Cohort: ...

@@ -1,0 +1,169 @@
+"""Networks as pure functions of their parameters; no BatchNorm, so that they vectorize over clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from bespoke.tensors import Params
+
+
+class Network:
+    """A function (params, inputs) -> outputs, with an initial value for params and a named last layer."""
+
+    is_linear = False
+    last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
+
+    def init(self, seed: int) -> Params:
+        raise NotImplementedError
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Inputs as stored (images are bytes on disk) to inputs as computed with."""
+        return x.float() / 255.0 if x.dtype == torch.uint8 else x
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return self.head(params, self.features(params, x))
+
+
+@dataclass(frozen=True)
+class Linear(Network):
+    """One affine layer: linear and logistic regression, linear SVM. Starts at zero unless told otherwise."""
+
+    inputs: int
+    outputs: int = 1
+    random_init: bool = False
+
+    is_linear = True
+    last_layer = ("weight", "bias")
+
+    def init(self, seed: int) -> Params:
+        weight = torch.zeros(self.outputs, self.inputs)
+        if self.random_init:
+            generator = torch.Generator().manual_seed(seed)
+            weight = torch.randn(self.outputs, self.inputs, generator=generator) / self.inputs**0.5
+        return {"weight": weight, "bias": torch.zeros(self.outputs)}
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        return self.prepare(x).flatten(1)
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        return features @ params["weight"].mT + params["bias"]
+
+
+class ModuleNetwork(Network):
+    """A network whose layers are an nn.Module with `features` and `head` submodules."""
+
+    last_layer = ("head.",)
+
+    def build(self) -> nn.Module:
+        raise NotImplementedError
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):  # building draws initial values: leave the caller's generator alone
+            return self.build()
+
+    def init(self, seed: int) -> Params:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self.build()
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def _part(self, part: str, params: Params, x: Tensor) -> Tensor:
+        own = {name.removeprefix(f"{part}."): p for name, p in params.items() if name.startswith(f"{part}.")}
+        return functional_call(self._module.get_submodule(part), own, (x,))
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        return self._part("features", params, self.prepare(x))
+
+    def head(self, params: Params, features: Tensor) -> Tensor:
+        return self._part("head", params, features)
+
+
+class _Assembled(nn.Module):
+    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.features, self.head = features, head
+
+
+@dataclass(frozen=True)
+class MLP(ModuleNetwork):
+    """Fully connected layers with ReLU."""
+
+    inputs: int
+    outputs: int
+    hidden: tuple[int, ...] = (64,)
+
+    def build(self) -> nn.Module:
+        widths = [self.inputs, *self.hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in zip(widths, widths[1:]):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return _Assembled(nn.Sequential(*layers), nn.Linear(widths[-1], self.outputs))
+
+
+@dataclass(frozen=True)
+class CNN(ModuleNetwork):
+    """The EMNIST network of Reddi et al. (Adaptive Federated Optimization), 1.2M parameters, without dropout.
+
+    Dropout is left out: it would make a client's update depend on more than its data, and at the round counts used
+    here the network does not overfit.
+    """
+
+    classes: int = 62
+    side: int = 28
+    channels: int = 1
+
+    def build(self) -> nn.Module:
+        flat = 64 * ((self.side - 4) // 2) ** 2
+        features = nn.Sequential(
+            nn.Conv2d(self.channels, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(flat, 128),
+            nn.ReLU(),
+        )
+        return _Assembled(features, nn.Linear(128, self.classes))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return super().prepare(x).reshape(-1, self.channels, self.side, self.side)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.lstm(self.embedding(tokens))[0]
+
+
+@dataclass(frozen=True)
+class LSTM(ModuleNetwork):
+    """Embedding, LSTM, and a dense layer over the vocabulary, at every position."""
+
+    vocabulary: int
+    embedding: int = 8
+    hidden: int = 256
+    layers: int = 2
+
+    def build(self) -> nn.Module:
+        body = _Recurrent(self.vocabulary, self.embedding, self.hidden, self.layers)
+        return _Assembled(body, nn.Linear(self.hidden, self.vocabulary))
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x.long()

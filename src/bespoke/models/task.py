@@ -1,0 +1,178 @@
+"""A Task joins a network with a loss and a score, and knows nothing of federation.
+
+A batch is a dict of tensors: `x`, `y` and `mask` (1.0 for a row, 0.0 for padding). Losses are means over the rows that
+count, so padding changes nothing. Scores are sums over rows together with their `count`, so that any mean can follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke.models.networks import Network
+from bespoke.tensors import Params
+
+Gradient = Literal["closed-form", "func", "autograd"]
+
+
+@dataclass(frozen=True)
+class BaseTask:
+    """What all tasks share; a subclass defines `example_losses` and `score`."""
+
+    network: Network
+    how: Gradient = "autograd"  # the engine chooses: see `gradient`
+    l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
+
+    metrics: tuple[str, ...] = ()
+    lower_is_better: tuple[str, ...] = ("loss",)
+
+    def differentiated(self, how: Gradient) -> Self:
+        """The same task with another way to its gradient (closed form falls back where there is none)."""
+        return replace(self, how=how)
+
+    @property
+    def has_closed_form(self) -> bool:
+        return self.network.is_linear
+
+    def init(self, seed: int) -> Params:
+        return self.network.init(seed)
+
+    def predict(self, params: Params, batch: Params) -> Tensor:
+        return self.network(params, batch["x"])
+
+    def features(self, params: Params, batch: Params) -> Tensor:
+        """The representation before the last layer."""
+        return self.network.features(params, batch["x"])
+
+    def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """d(example loss)/d(outputs) for linear networks."""
+        raise NotImplementedError
+
+    def loss(self, params: Params, batch: Params) -> Tensor:
+        losses = self.example_losses(self.predict(params, batch), batch["y"])
+        mask = batch["mask"]
+        value = (losses * mask).sum() / mask.sum().clamp(min=1.0)
+        if self.l2:
+            value = value + 0.5 * self.l2 * sum((p * p).sum() for p in params.values())
+        return value
+
+    def gradient(self, params: Params, batch: Params) -> Params:
+        """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
+        if self.how == "closed-form" and self.has_closed_form:
+            return self._closed_form(params, batch)
+        if self.how == "autograd":
+            live = {name: p.detach().requires_grad_() for name, p in params.items()}
+            grads = torch.autograd.grad(self.loss(live, batch), list(live.values()))
+            return dict(zip(live, grads))
+        return torch.func.grad(self.loss)(params, batch)
+
+    def _closed_form(self, params: Params, batch: Params) -> Params:
+        x = self.network.prepare(batch["x"])
+        mask = batch["mask"]
+        slope = self.output_gradient(x @ params["weight"].mT + params["bias"], batch["y"])
+        slope = slope * (mask / mask.sum().clamp(min=1.0))[:, None]
+        grads = {"weight": slope.mT @ x, "bias": slope.sum(0)}
+        if self.l2:
+            grads = {name: g + self.l2 * params[name] for name, g in grads.items()}
+        return grads
+
+    def score(self, outputs: Tensor, batch: Params) -> Params:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Regression(BaseTask):
+    """Half the squared error, as in Motley; reported in the target's own units through `unit`."""
+
+    metrics: tuple[str, ...] = ("mse", "half_mse", "rmse", "mae", "loss")
+    lower_is_better: tuple[str, ...] = ("mse", "half_mse", "rmse", "mae", "loss")
+    unit: float = 1.0  # the target was divided by this before training
+
+    def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (outputs[..., 0] - y) ** 2
+
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs - y[:, None]
+
+    def score(self, outputs: Tensor, batch: Params) -> Params:
+        mask = batch["mask"]
+        error = (outputs[..., 0] - batch["y"]) * self.unit
+        squared = (error * error * mask).sum()
+        loss = squared / (2 * self.unit**2)
+        absolute = (error.abs() * mask).sum()
+        return {"mse": squared, "half_mse": squared / 2, "mae": absolute, "loss": loss, "count": mask.sum()}
+
+
+@dataclass(frozen=True)
+class Classification(BaseTask):
+    """Cross-entropy over classes, or the hinge of a linear SVM (one output, classes 0 and 1)."""
+
+    hinge: bool = False
+    metrics: tuple[str, ...] = ("accuracy", "error", "loss")
+    lower_is_better: tuple[str, ...] = ("error", "loss")
+
+    def _sign(self, y: Tensor) -> Tensor:
+        return 2.0 * y - 1.0
+
+    def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.hinge:
+            return (1 - self._sign(y) * outputs[..., 0]).clamp(min=0)
+        # log-softmax and gather rather than cross_entropy: the same number, and it vectorizes over clients
+        return -F.log_softmax(outputs, dim=-1).gather(-1, y.long()[..., None])[..., 0]
+
+    def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.hinge:
+            sign = self._sign(y)
+            return (-sign * (sign * outputs[..., 0] < 1))[:, None]
+        return F.softmax(outputs, dim=-1) - F.one_hot(y.long(), outputs.shape[-1])
+
+    def score(self, outputs: Tensor, batch: Params) -> Params:
+        mask = batch["mask"]
+        chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
+        correct = ((chosen == batch["y"]).float() * mask).sum()
+        loss = (self.example_losses(outputs, batch["y"]) * mask).sum()
+        return {"accuracy": correct, "error": mask.sum() - correct, "loss": loss, "count": mask.sum()}
+
+
+@dataclass(frozen=True)
+class LanguageModel(BaseTask):
+    """The next token at every position; `padding` targets count neither in the loss nor in the score."""
+
+    padding: int = 0
+    metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
+
+    def _tokens(self, batch: Params) -> Tensor:
+        return (batch["y"] != self.padding).float() * batch["mask"][..., None]
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return -F.log_softmax(outputs, dim=-1).gather(-1, y.long()[..., None])[..., 0]
+
+    def loss(self, params: Params, batch: Params) -> Tensor:
+        tokens = self._tokens(batch)
+        return (self._losses(self.predict(params, batch), batch["y"]) * tokens).sum() / tokens.sum().clamp(min=1.0)
+
+    def score(self, outputs: Tensor, batch: Params) -> Params:
+        tokens = self._tokens(batch)
+        correct = ((outputs.argmax(-1) == batch["y"]).float() * tokens).sum()
+        loss = (self._losses(outputs, batch["y"]) * tokens).sum()
+        return {"accuracy": correct, "loss": loss, "count": tokens.sum()}
+
+
+def finished(metric: str, sums: Params) -> Tensor:
+    """A metric from summed scores: the mean over rows, and what follows from a mean."""
+    derived: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+        "rmse": ("mse", torch.sqrt),
+        "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
+    }
+    source, finish = derived.get(metric, (metric, lambda mean: mean))
+    return finish(sums[source] / sums["count"])

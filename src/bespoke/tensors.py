@@ -1,0 +1,106 @@
+"""Arithmetic on trees of tensors: a Tensor, or a dict of trees. Parameters are `dict[str, Tensor]`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+Tree = dict[str, Any]  # str -> Tensor or Tree
+
+
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply to each leaf, and to the leaves at the same place of the other trees."""
+    if isinstance(tree, dict):
+        return {name: tree_map(function, value, *(other[name] for other in others)) for name, value in tree.items()}
+    return function(tree, *others)
+
+
+def leaves(tree: Any) -> Iterator[Tensor]:
+    """The tensors of a tree, in the order of its keys as inserted."""
+    if isinstance(tree, dict):
+        for value in tree.values():
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def add(a: Any, b: Any) -> Any:
+    return tree_map(torch.add, a, b)
+
+
+def subtract(a: Any, b: Any) -> Any:
+    return tree_map(torch.sub, a, b)
+
+
+def scale(a: Any, factor: float | Tensor) -> Any:
+    return tree_map(lambda leaf: leaf * factor, a)
+
+
+def add_scaled(a: Any, b: Any, factor: float | Tensor) -> Any:
+    """a + factor * b."""
+    return tree_map(lambda x, y: x + factor * y, a, b)
+
+
+def zeros_like(a: Any) -> Any:
+    return tree_map(torch.zeros_like, a)
+
+
+def squared_norm(a: Any) -> Tensor:
+    """The squared Euclidean norm of the whole tree."""
+    return cast(Tensor, sum((leaf * leaf).sum() for leaf in leaves(a)))
+
+
+def norm(a: Any) -> Tensor:
+    return squared_norm(a).sqrt()
+
+
+def stack(trees: list[Any]) -> Any:
+    """One tree whose leaves have a new first dimension: a client each."""
+    return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+
+
+def take(a: Any, index: Any) -> Any:
+    """The tree at an index (or slice) of the first dimension."""
+    return tree_map(lambda leaf: leaf[index], a)
+
+
+def finite_rows(a: Any) -> Tensor:
+    """For leaves with a first dimension of clients: which clients are finite throughout."""
+    flags = [leaf.flatten(1).isfinite().all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in leaves(a)]
+    return torch.stack(flags).all(0)
+
+
+def nbytes(a: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(a))
+
+
+def count(a: Any) -> int:
+    return sum(leaf.numel() for leaf in leaves(a))
+
+
+def flatten(tree: Any, prefix: str = "") -> Params:
+    """Nested names joined with '/': the form in which trees lie on disk."""
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    out: Params = {}
+    for name, value in tree.items():
+        if "/" in name:
+            raise ValueError(f"a tensor's name may not contain '/': {name!r}")
+        out |= flatten(value, f"{prefix}/{name}" if prefix else name)
+    return out
+
+
+def unflatten(flat: Params) -> Tree:
+    """The inverse of flatten (an empty dict inside a tree is lost)."""
+    tree: Tree = {}
+    for path, leaf in flat.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
