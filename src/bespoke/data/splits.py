@@ -147,7 +147,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Test:
+class Reporting:
     """Clients on which results are reported. Their own `validation` rows serve choices that a client makes for itself."""
 
     support: Support
@@ -161,7 +161,7 @@ class Split:
 
     train: Train
     selection: Selection
-    test: Test
+    test: Reporting
     kind: Literal["cross-silo", "cross-device"]
 
 
@@ -186,7 +186,7 @@ def cross_silo(
     return Split(
         Train(population, trained, train),
         Selection(Support(population, chosen, train), Validation(population, chosen, validation)),
-        Test(
+        Reporting(
             Support(population, tested, train),
             Validation(population, tested, validation),
             Query(population, tested, query),
@@ -223,7 +223,7 @@ def cross_device(
         parts = tuple(Part(i, thirds, order, seed) for i in range(3))
     else:
         parts = (support, replace(support, index=1, fractions=(1.0, 0.0), order="stored"), scored)
-    test = Test(
+    test = Reporting(
         Support(population, testing, parts[0]),
         Validation(population, testing, parts[1]),
         Query(population, testing, parts[2]),

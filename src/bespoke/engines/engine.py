@@ -1,0 +1,282 @@
+"""The engine: spreads a cohort over hosts, adds up what they say, and chooses how to execute.
+
+One host in this process, or several worker processes. It chooses between a loop and vectorization, the chunk and the
+number of workers by itself, says what it chose, and can be told.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespoke.data.population import Population
+from bespoke.data.splits import Query, Support, Validation
+from bespoke.engines.batches import steps_of
+from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
+from bespoke.engines.workers import Worker
+from bespoke.method import Cohort
+from bespoke.tensors import Params, Tree, count, stack
+
+Ints = NDArray[np.int64]
+
+CACHE = 2**21  # bytes a chunk's step may touch before it falls out of a core's cache
+SMALL = 200_000  # parameters up to which vectorizing over clients is tried against the loop
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How clients are executed. Kept in the run folder, so that a resumed run is executed the same way."""
+
+    vectorized: bool
+    chunk: int
+    workers: int  # 0: in this process
+    threads: int  # torch threads of each host
+    reason: str
+
+    def text(self) -> str:
+        how = f"vectorized over clients, {self.chunk} at a time" if self.vectorized else "one client at a time"
+        where = f"{self.workers} single-threaded worker processes" if self.workers else f"in process, {self.threads} threads"
+        return f"{how}, {where} ({self.reason})"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A cohort for the server, and what the round cost."""
+
+    cohort: Cohort
+    bytes_up: int
+    bytes_down: int
+    steps: int
+    examples: int
+
+
+class Engine:
+    """Runs client work on hosts. Use as a context manager: workers end with it."""
+
+    def __init__(self, population: Population, choice: Choice) -> None:
+        self.population, self.choice = population, choice
+        mode = Mode(choice.vectorized, choice.chunk, choice.threads)
+        self.folder: Path | None = None
+        self.workers: list[Worker] = []
+        self.host: Host | None = None
+        if choice.workers:
+            self.folder = Path(tempfile.mkdtemp(prefix="bespoke-population-"))
+            population.save(self.folder)
+            self.workers = [Worker(self.folder, mode) for _ in range(choice.workers)]
+        else:
+            self.host = Host(population, mode)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- the same call on every host -----------------------------------------------------------------------------------
+    def _all(self, name: str, *arguments: Any) -> list[Any]:
+        if self.host:
+            return [getattr(self.host, name)(*arguments)]
+        for worker in self.workers:
+            worker.start(name, *arguments)
+        return [worker.finish() for worker in self.workers]
+
+    def open(self, work: ClientWork, params: Params) -> None:
+        """Begin a stage: a method, its rows, and the parameters its private state starts from."""
+        self.work = work
+        self.stateful = bool(work.method.init_private(params))
+        self._all("open", work, params)
+
+    def home(self, clients: Ints) -> Ints:
+        """The worker that owns a client's private state."""
+        return (self.population.keys[clients] % np.uint64(max(len(self.workers), 1))).astype(np.int64)
+
+    def _shares(self, clients: Ints, weight: Ints) -> list[Ints]:
+        """Positions of the cohort for each worker: at their home if they have private state, else evenly by work."""
+        if self.stateful:
+            home = self.home(clients)
+            return [np.flatnonzero(home == w) for w in range(len(self.workers))]
+        load = np.zeros(len(self.workers))
+        shares: list[list[int]] = [[] for _ in self.workers]
+        for position in np.argsort(-weight, kind="stable"):  # longest first, to whoever has least
+            target = int(np.argmin(load))
+            load[target] += weight[position]
+            shares[target].append(int(position))
+        return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+    def _own(self, server: Tree, clients: Ints) -> Tree | None:
+        method = self.work.method
+        if type(method).unicast is _plain_unicast():
+            return None
+        return stack([method.unicast(server, int(client)) for client in clients])
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+    def round(self, server: Tree, clients: Ints, key: int) -> RoundResult:
+        """Run one round on a cohort and hand back sums."""
+        from bespoke.tensors import nbytes, take
+
+        method = self.work.method
+        shared, own = method.broadcast(server), self._own(server, clients)
+        if self.host:
+            merged: Partial = self.host.train(shared, own, clients, key)
+        else:
+            sizes = self.work.train.sizes(clients)
+            shares = self._shares(clients, steps_of(sizes, method.batching()))
+            for worker, share in zip(self.workers, shares):
+                mine = take(own, torch.from_numpy(share)) if own else None
+                worker.start("train", shared, mine, clients[share], key)
+            merged = Partial()
+            for worker in self.workers:
+                merged.merge(worker.finish())
+        cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
+        for transform in reversed(self.work.transforms):
+            cohort = transform.server(cohort)
+        down = nbytes(shared) * len(clients) + (nbytes(own) if own else 0)
+        return RoundResult(cohort, merged.bytes_up, down, merged.steps, merged.examples)
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def examine(
+        self, server: Tree, clients: Ints, support: Support, parts: dict[str, Validation | Query], key: int
+    ) -> Scores:
+        """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates)."""
+        from bespoke.tensors import take
+
+        method = self.work.method
+        shared, own = method.broadcast(server), self._own(server, clients)
+        parts = {name: rows for name, rows in parts.items() if rows.sizes(clients).sum()}
+        if self.host:
+            return self.host.examine(shared, own, clients, support, parts, key)
+        shares = self._shares(clients, support.sizes(clients) + 1)
+        for worker, share in zip(self.workers, shares):
+            mine = take(own, torch.from_numpy(share)) if own else None
+            worker.start("examine", shared, mine, clients[share], support, parts, key)
+        out: Scores = {}
+        for worker, share in zip(self.workers, shares):
+            for part, sums in worker.finish().items():
+                for metric, values in sums.items():
+                    values = np.asarray(values)
+                    table = out.setdefault(part, {}).setdefault(metric, np.full((len(clients), values.shape[1]), np.nan))
+                    table[share] = values
+        return out
+
+    def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
+        """One client's chosen personal model."""
+        shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))
+        if self.host:
+            return self.host.personal(shared, own, client, support, candidate, key)
+        worker = self.workers[int(self.home(np.array([client]))[0])]
+        worker.start("personal", shared, own, client, support, candidate, key)
+        return worker.finish()
+
+    # -- private state on disk -----------------------------------------------------------------------------------------
+    def save_private(self, folder: Path, name: str, only_dirty: bool = True) -> list[str]:
+        """Each host writes its own clients' rows; returns the names of the files written."""
+        if not self.stateful:
+            return []
+        hosts: list[Any] = [self.host] if self.host else list(self.workers)
+        written = []
+        for place, host in enumerate(hosts):
+            path = folder / f"{name}-{place}.safetensors"
+            if isinstance(host, Worker):
+                host.start("save_private", path, only_dirty)
+                rows = host.finish()
+            else:
+                rows = host.save_private(path, only_dirty)
+            if rows:
+                written.append(path.name)
+        return written
+
+    def load_private(self, paths: list[Path]) -> None:
+        """Give each host the rows of its own clients, in the order written."""
+        for path in paths:
+            if self.host:
+                self.host.load_private(path)
+                continue
+            from bespoke.data.arrays import open_arrays
+
+            clients = open_arrays(path)[0]["clients"].numpy()
+            home = self.home(clients)
+            for place, worker in enumerate(self.workers):
+                worker.start("load_private", path, set(clients[home == place].tolist()))
+            for worker in self.workers:
+                worker.finish()
+
+
+def _plain_unicast() -> Any:
+    from bespoke.method import Method
+
+    return Method.unicast
+
+
+def choose(
+    population: Population,
+    work: ClientWork,
+    params: Params,
+    cohort: int,
+    *,
+    kind: Literal["auto", "looped", "vectorized"] = "auto",
+    chunk: int | None = None,
+    workers: int | None = None,
+) -> Choice:
+    """How to execute this work: by what the model is, then, where that does not settle it, by a short trial."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    task: Any = work.method.task
+    size = count(params)
+    row = sum(c[0].numel() * max(c.element_size(), 4) for n, c in population.columns.items() if n in ("x", "y"))
+    batch = work.method.batching().size if work.method.trains else work.method.support_batching().size
+    fit = max(int(CACHE // (8 * size + batch * row)), 1)
+    best_chunk = chunk or max(min(fit, 512), 4)
+    if kind == "auto":
+        if getattr(task, "has_closed_form", False):
+            vectorized, reason = True, "linear model with a gradient in closed form"
+        elif size > SMALL or not getattr(task, "vectorizes", True):
+            vectorized, reason = False, f"heavy model of {size:,} parameters"
+        else:
+            vectorized, reason = _trial(population, work, params, best_chunk)
+    else:
+        vectorized, reason = kind == "vectorized", "as told"
+    if workers is None:
+        # starting workers costs seconds: worth it where a round is heavy
+        steps = int(steps_of(population.sizes()[:2000], work.method.batching()).mean() * cohort) + 1
+        heavy = not vectorized and size * steps * batch > 2e9
+        workers = cores if heavy and cores > 1 else 0
+    return Choice(vectorized, best_chunk if vectorized else 1, workers, 1 if workers else cores, reason)
+
+
+def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
+    """Run a few clients both ways and take the faster."""
+    clients = work.train.clients[:chunk]
+    speed = {}
+    for vectorized in (False, True):
+        host = Host(population, Mode(vectorized, chunk, 1))
+        host.open(work, params)
+        server = work.method.init_server(params)
+        some = clients if vectorized else clients[:4]
+        run = host.train if work.method.trains else None
+        if run is None:
+            return True, f"small model of {count(params):,} parameters"
+        for _ in range(2):  # the first run warms up
+            begin = time.perf_counter()
+            run(work.method.broadcast(server), None, some, 0)
+            speed[vectorized] = len(some) / (time.perf_counter() - begin)
+    ratio = speed[True] / speed[False]
+    faster = ratio > 1
+    return faster, f"a trial ran {max(ratio, 1 / ratio):.1f} times as fast {'vectorized' if faster else 'looped'}"

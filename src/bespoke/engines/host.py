@@ -1,0 +1,235 @@
+"""A host runs client work: it owns some clients' data and private state and hands back sums, never single updates.
+
+The same host runs in this process, in a worker process, or (later) in a Ray actor or a Flower ClientApp: `train` and
+`examine` take and give plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespoke.data.population import Population
+from bespoke.data.splits import Query, Support, Train, Validation
+from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
+from bespoke.engines.private import PrivateTable
+from bespoke.method import Batching, Method, Reveal, Transform
+from bespoke.tensors import Params, Tree, add, finite_rows, leaves, nbytes, stack, take, tree_map
+
+Ints = NDArray[np.int64]
+Scores = dict[str, dict[str, NDArray[np.float64]]]  # part -> metric sum -> (clients, candidates)
+
+WHOLE = Batching(size=2**31)  # all of a client's rows as one batch, for scoring
+LAUNCH_COST = 12.0  # what starting a step of a chunk costs, in steps of one small client: see docs/speed.md
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a host executes clients: one at a time, or `chunk` of them vectorized."""
+
+    vectorized: bool
+    chunk: int = 32
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What clients do in a stage: the method, what acts on its messages, and the rows they may use."""
+
+    method: Method
+    train: Train
+    transforms: tuple[Transform, ...] = ()
+
+
+@dataclass
+class Partial:
+    """What one host says of its share of a cohort."""
+
+    sums: Tree | None = None
+    each: Tree = field(default_factory=dict)
+    clients: list[int] = field(default_factory=list)
+    excluded: list[int] = field(default_factory=list)
+    steps: int = 0
+    examples: int = 0
+    bytes_up: int = 0
+
+    def merge(self, other: Partial) -> None:
+        if other.sums is not None:
+            self.sums = other.sums if self.sums is None else add(self.sums, other.sums)
+        if other.each:
+            joined = tree_map(lambda a, b: torch.cat([a, b]), self.each, other.each) if self.each else other.each
+            self.each = joined
+        self.clients += other.clients
+        self.excluded += other.excluded
+        self.steps += other.steps
+        self.examples += other.examples
+        self.bytes_up += other.bytes_up
+
+
+class Host:
+    """Runs clients of one population in this process."""
+
+    def __init__(self, population: Population, mode: Mode) -> None:
+        self.population, self.mode = population, mode
+        self.columns: Params = {n: c for n, c in population.columns.items() if n in ("x", "y")}
+        self.private = PrivateTable({})
+
+    def open(self, work: ClientWork, params: Params) -> None:
+        """Begin a stage; `params` are what a client's private state starts from."""
+        how = "autograd" if not self.mode.vectorized else "closed-form"
+        task: Any = work.method.task
+        self.work = replace(work, method=replace(work.method, task=task.differentiated(how)))
+        self.private = PrivateTable(work.method.init_private(params))
+
+    # -- training ----------------------------------------------------------------------------------------------------
+    def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int) -> Partial:
+        """One round on these clients; `own` is stacked unicast, one row a client."""
+        torch.set_num_threads(self.mode.threads)
+        method = self.work.method
+        orders = Orders.draw(self.work.train, clients, method.batching(), key)
+        result = Partial()
+        filled = np.flatnonzero(orders.sizes > 0)  # a client without rows has nothing to say
+        for positions in self._chunks(orders, filled):
+            chosen = clients[positions]
+            private = self.private.read(chosen)
+            mine = take(own, torch.from_numpy(positions)) if own else {}
+            if self.mode.vectorized:
+                new, up = self._vectorized_round(shared, mine, private, orders.stacked(self.columns, positions))
+            else:
+                rounds = (
+                    self._client_round({**shared, **take(mine, i)}, take(private, i), orders.sliced(self.columns, p))
+                    for i, p in enumerate(positions)
+                )
+                new, up = (stack(list(side)) for side in zip(*rounds))
+            self._collect(result, chosen, new, up)
+            result.steps += int(orders.steps[positions].sum()) * method.batching().epochs
+            result.examples += int(orders.sizes[positions].sum()) * method.batching().epochs
+        return result
+
+    def _chunks(self, orders: Orders, positions: Ints) -> Iterable[Ints]:
+        if not len(positions):
+            return []
+        if not self.mode.vectorized:
+            # one at a time, so that the memory held is one client's update, whatever the cohort
+            return (positions[i : i + 1] for i in range(len(positions)))
+        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, LAUNCH_COST))
+
+    def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
+        new, up = self.work.method.client_round(down, private, batches)
+        undeclared = set(up) ^ set(self.work.method.uplink)
+        if undeclared:
+            raise TypeError(
+                f"{type(self.work.method).__name__} sends {sorted(up)} but declares {sorted(self.work.method.uplink)}"
+            )
+        for transform in self.work.transforms:
+            up = transform.client(up)
+        return new, up
+
+    def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: Stacked) -> tuple[Tree, Tree]:
+        def one(own: Tree, private: Tree, data: Params, mask: Tensor, alive: Tensor | None, n: Tensor) -> Any:
+            return self._client_round({**shared, **own}, private, Stacked(data, mask, alive, batches.repeats, n))
+
+        alive_dim = None if batches.alive is None else 1
+        mapped = torch.func.vmap(one, in_dims=(0, 0, 2, 1, alive_dim, 0))
+        return mapped(own, private, batches.data, batches.mask, batches.alive, batches.examples)
+
+    def _collect(self, result: Partial, clients: Ints, private: Tree, up: Tree) -> None:
+        """Add what a chunk sent to the sums; leave out clients whose update is not finite."""
+        result.bytes_up += nbytes(up)
+        uplink = self.work.method.uplink
+        sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
+        # one look at the sums tells whether any client is not finite; only then look at each
+        good = clients
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves(sums)):
+            finite = finite_rows(up)
+            good = clients[finite.numpy()]
+            result.excluded += clients[~finite.numpy()].tolist()
+            up = take(up, finite)
+            private = take(private, finite)
+            sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
+        self.private.write(good, private)
+        each = {name: up[name] for name, reveal in uplink.items() if reveal is Reveal.EACH}
+        kept = {name: sums[name] for name, reveal in uplink.items() if reveal is Reveal.SUM}
+        result.merge(Partial(sums=kept, each=each, clients=good.tolist()))
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def examine(
+        self, shared: Tree, own: Tree | None, clients: Ints, support: Support, parts: dict[str, Validation | Query], key: int
+    ) -> Scores:
+        """Make every client's candidate personal models and score each of them on the rows of `parts`."""
+        torch.set_num_threads(self.mode.threads)
+        orders = Orders.draw(support, clients, self.work.method.support_batching(), key)
+        scored = {name: Orders.draw(rows, clients, WHOLE, None) for name, rows in parts.items()}
+        pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
+        for positions in self._chunks(orders, np.flatnonzero(orders.sizes > 0)):
+            private = self.private.read(clients[positions])
+            mine = take(own, torch.from_numpy(positions)) if own else {}
+            if self.mode.vectorized:
+                pieces.append((positions, self._vectorized_scores(shared, mine, private, orders, scored, positions)))
+                continue
+            one = [
+                self._scores({**shared, **take(mine, i)}, take(private, i), orders.sliced(self.columns, p),
+                             {name: rows.sliced(self.columns, p).rows() for name, rows in scored.items()})
+                for i, p in enumerate(positions)
+            ]  # fmt: skip
+            pieces.append((positions, stack(one)))
+        return _assemble(pieces, len(clients))
+
+    def _scores(self, down: Tree, private: Tree, support: Any, parts: dict[str, Params]) -> dict[str, dict[str, Tensor]]:
+        method = self.work.method
+        found: dict[str, list[Params]] = {name: [] for name in parts}
+        for personal in method.personalize(down, private, support):
+            for name, rows in parts.items():
+                found[name].append(method.task.score(method.predict(personal, rows), rows))
+        return {name: stack(values) for name, values in found.items()}
+
+    def _vectorized_scores(
+        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints
+    ) -> dict[str, dict[str, Tensor]]:
+        batches = orders.stacked(self.columns, positions)
+        rows = {name: part.stacked(self.columns, positions).rows() for name, part in scored.items()}
+
+        def one(own: Tree, private: Tree, data: Params, mask: Tensor, alive: Any, n: Tensor, rows: Any) -> Any:
+            support = Stacked(data, mask, alive, batches.repeats, n)
+            return self._scores({**shared, **own}, private, support, rows)
+
+        alive_dim = None if batches.alive is None else 1
+        mapped = torch.func.vmap(one, in_dims=(0, 0, 2, 1, alive_dim, 0, 0))
+        return mapped(own, private, batches.data, batches.mask, batches.alive, batches.examples, rows)
+
+    def personal(self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int) -> Params:
+        """One client's personal model: the chosen candidate, made anew."""
+        orders = Orders.draw(support, np.array([client]), self.work.method.support_batching(), key)
+        mine = take(own, 0) if own else {}
+        made = self.work.method.personalize(
+            {**shared, **mine}, take(self.private.read([client]), 0), orders.sliced(self.columns, 0)
+        )
+        for place, model in enumerate(made):
+            if place == candidate:
+                return model
+        raise IndexError(candidate)
+
+    # -- private state -------------------------------------------------------------------------------------------------
+    def save_private(self, path: Path, only_dirty: bool = True) -> int:
+        return self.private.save(path, only_dirty)
+
+    def load_private(self, path: Path, only: set[int] | None = None) -> None:
+        self.private.load(path, only)
+
+
+def _assemble(pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int) -> Scores:
+    """Put the chunks' scores in the order of the clients; clients without support rows stay NaN."""
+    out: Scores = {}
+    for positions, parts in pieces:
+        for part, sums in parts.items():
+            for metric, values in sums.items():
+                table = out.setdefault(part, {}).setdefault(metric, np.full((clients, values.shape[1]), np.nan))
+                table[positions] = values.double().numpy()
+    return out

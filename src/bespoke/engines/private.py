@@ -1,0 +1,108 @@
+"""Private state by client: a lazily filled, memory-mapped table. Only clients that were touched cost anything.
+
+It belongs to the engine; no server function ever sees it. What must survive a kill is written as segments, one per
+checkpoint with the rows changed since the last, so that a checkpoint costs what was touched and is whole or not there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespoke.data.arrays import open_arrays, write_arrays
+from bespoke.errors import UserError
+from bespoke.tensors import Tree, flatten, unflatten
+
+Ints = NDArray[np.int64]
+
+
+class PrivateTable:
+    """Rows of bytes, one per touched client, in an unnamed temporary file that is gone with the process."""
+
+    def __init__(self, template: Tree) -> None:
+        self.fields = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(template).items()} if template else {}
+        self.initial = self._pack({n: leaf[None] for n, leaf in flatten(template).items()}, 1)[0] if template else None
+        self.width = len(self.initial) if self.initial is not None else 0
+        self.slots: dict[int, int] = {}
+        self.dirty: set[int] = set()
+        self.capacity = 0
+        self.rows: NDArray[np.uint8] = np.zeros((0, self.width), dtype=np.uint8)
+
+    def __bool__(self) -> bool:
+        return self.width > 0
+
+    def read(self, clients: Iterable[int]) -> Tree:
+        """The state of these clients, stacked; those never touched have the initial state."""
+        if not self:
+            return {}
+        assert self.initial is not None
+        chosen = list(clients)
+        packed = np.empty((len(chosen), self.width), dtype=np.uint8)
+        for place, client in enumerate(chosen):
+            slot = self.slots.get(int(client))
+            packed[place] = self.initial if slot is None else self.rows[slot]
+        return self._unpack(packed)
+
+    def write(self, clients: Iterable[int], state: Tree) -> None:
+        chosen = [int(client) for client in clients]
+        if self and chosen:
+            self._store(chosen, self._pack(flatten(state), len(chosen)))
+
+    def _store(self, clients: list[int], packed: NDArray[np.uint8]) -> None:
+        for client in clients:
+            self.slots.setdefault(client, len(self.slots))
+        self._grow(len(self.slots))
+        self.rows[[self.slots[client] for client in clients]] = packed
+        self.dirty.update(clients)
+
+    def _grow(self, needed: int) -> None:
+        if needed <= self.capacity:
+            return
+        old = self.rows
+        self.capacity = max(2 * self.capacity, needed, 64)
+        with tempfile.TemporaryFile(prefix="bespoke-private-") as file:
+            os.ftruncate(file.fileno(), self.capacity * self.width)
+            mapped = mmap.mmap(file.fileno(), self.capacity * self.width)
+        self.rows = np.frombuffer(mapped, dtype=np.uint8).reshape(self.capacity, self.width)
+        self.rows[: len(old)] = old
+
+    def _pack(self, flat: dict[str, Tensor], count: int) -> NDArray[np.uint8]:
+        parts = [leaf.detach().contiguous().reshape(count, -1).numpy().view(np.uint8) for leaf in flat.values()]
+        return np.concatenate(parts, axis=1)
+
+    def _unpack(self, packed: NDArray[np.uint8]) -> Tree:
+        flat, begin = {}, 0
+        for name, (shape, dtype) in self.fields.items():
+            width = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            part = np.ascontiguousarray(packed[:, begin : begin + width])
+            flat[name] = torch.from_numpy(part).view(dtype).reshape(len(packed), *shape)
+            begin += width
+        return unflatten(flat)
+
+    def save(self, path: Path, only_dirty: bool = True) -> int:
+        """Write changed (or all) rows as a segment, in order of client; returns how many."""
+        clients = sorted(self.dirty if only_dirty else self.slots)
+        self.dirty.clear()
+        if clients:
+            rows = self.rows[[self.slots[client] for client in clients]]
+            write_arrays(path, {"clients": torch.tensor(clients), "rows": torch.from_numpy(rows)})
+        return len(clients)
+
+    def load(self, path: Path, only: set[int] | None = None) -> None:
+        """Take over a segment's rows (of the clients in `only`)."""
+        arrays, _ = open_arrays(path)
+        if set(arrays) != {"clients", "rows"} or arrays["rows"].shape[1:] != (self.width,):
+            raise UserError(f"{path} does not hold this method's private state (width {self.width} bytes expected)")
+        clients = arrays["clients"].tolist()
+        keep = [place for place, client in enumerate(clients) if only is None or client in only]
+        if keep:
+            self._store([clients[place] for place in keep], arrays["rows"].numpy()[keep])
+        self.dirty.clear()

@@ -1,0 +1,144 @@
+"""Hosts in worker processes, each single-threaded: the way to use all cores for heavy models.
+
+A worker opens the population from disk by itself (mapped, so the pages are shared), owns its clients' private state and
+answers with partial sums. Messages are (name of a Host method, arguments) over a pipe, arrays as numpy.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespoke.data.population import Population
+from bespoke.engines.host import ClientWork, Host, Mode, Partial
+from bespoke.tensors import tree_map
+
+
+class WorkerFailed(RuntimeError):
+    """A worker process raised or died; its traceback is in the message."""
+
+
+def _portable(value: Any) -> Any:
+    """Tensors as numpy arrays: plain bytes in the pipe, no shared-memory handles to leak."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().numpy()
+    if isinstance(value, dict):
+        return {name: _portable(entry) for name, entry in value.items()}
+    if isinstance(value, Partial):
+        value.sums, value.each = _portable(value.sums), _portable(value.each)
+    return value
+
+
+def _restored(value: Any) -> Any:
+    if isinstance(value, Partial):
+        value.sums = None if value.sums is None else tree_map(torch.as_tensor, value.sums)
+        value.each = tree_map(torch.as_tensor, value.each)
+        return value
+    return _tensors(value)
+
+
+def _tensors(value: Any) -> Any:
+    """A tree of arrays as a tree of tensors; anything else as it is."""
+    if isinstance(value, dict):
+        return {name: _tensors(entry) for name, entry in value.items()}
+    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
+    """The worker's loop: run Host methods until the pipe closes."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
+    torch.set_num_threads(mode.threads)
+    host = Host(Population.open(folder), mode)
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if name == "open":
+                work, params = arguments
+                host.open(_attached(work, host.population), _tensors(params))
+                answer: Any = None
+            elif name in ("train", "examine", "personal"):
+                shared, own, *rest = arguments
+                rest = [_attached(value, host.population) for value in rest]
+                answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))
+            else:
+                answer = getattr(host, name)(*arguments)
+            pipe.send((True, answer))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+
+
+def _detached(value: Any) -> Any:
+    """Rows and work without their population: the worker has its own map of it."""
+    from dataclasses import replace
+
+    from bespoke.data.splits import Rows
+
+    if isinstance(value, Rows):
+        return replace(value, population=None)
+    if isinstance(value, ClientWork):
+        return replace(value, train=_detached(value.train))
+    if isinstance(value, dict) and any(isinstance(entry, Rows) for entry in value.values()):
+        return {name: _detached(entry) for name, entry in value.items()}
+    return value
+
+
+def _attached(value: Any, population: Population) -> Any:
+    from dataclasses import replace
+
+    from bespoke.data.splits import Rows
+
+    if isinstance(value, Rows):
+        return replace(value, population=population)
+    if isinstance(value, ClientWork):
+        return replace(value, train=_attached(value.train, population))
+    if isinstance(value, dict) and any(isinstance(entry, Rows) for entry in value.values()):
+        return {name: _attached(entry, population) for name, entry in value.items()}
+    return value
+
+
+class Worker:
+    """A Host in another process. `start` sends a call, `finish` waits for its answer, so that workers overlap."""
+
+    def __init__(self, folder: Path, mode: Mode) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, folder, mode), daemon=True)
+        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        os.environ.update({name: str(mode.threads) for name in before})  # inherited: no thread pool is built for nothing
+        try:
+            self.process.start()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        theirs.close()
+
+    def start(self, name: str, *arguments: Any) -> None:
+        self.pipe.send((name, tuple(_portable(_detached(value)) for value in arguments)))
+
+    def finish(self) -> Any:
+        try:
+            fine, answer = self.pipe.recv()
+        except EOFError:
+            self.process.join(5)
+            raise WorkerFailed(f"a worker process died (exit code {self.process.exitcode}); out of memory?") from None
+        if not fine:
+            raise WorkerFailed(f"a worker process failed:\n{answer}")
+        return _restored(answer)
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.terminate()

@@ -1,0 +1,115 @@
+"""From a configuration to an Experiment: config -> population, split, task, methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from bespoke.config import ExperimentConfig, check_stage
+from bespoke.data.population import Population
+from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
+from bespoke.data.standardize import standardize
+from bespoke.errors import unknown
+from bespoke.models import build_task
+from bespoke.privacy.clip import Clip
+from bespoke.rounds import Experiment, Stage
+
+FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
+
+
+def load_population(config: ExperimentConfig) -> Population:
+    """The rows as their source gives them."""
+    data = config.data
+    if data.table:
+        from bespoke.data.table import read_table
+
+        assert data.client and data.target
+        return read_table(
+            Path(data.table), data.client, data.target,
+            group=data.group, features=data.features, time=data.time, task=data.task,
+        )  # fmt: skip
+    from bespoke.data.sources import load_source
+
+    assert data.source
+    return load_source(data.source, **data.options)
+
+
+def build(config: ExperimentConfig, population: Population | None = None) -> Experiment:
+    """Everything resolved; `population` (as loaded) may be given to load it once for many experiments."""
+    raw = population if population is not None else load_population(config)
+    split = make_split(raw, config)
+    advice = raw.about.get("standardize", {"features": "none", "target": False})
+    how = config.data.standardize or advice["features"]
+    prepared = standardize(raw, split.train, how, advice["target"])
+    split = _moved(split, prepared)
+    options = dict(config.model.model_extra or {})
+    task = build_task(prepared.about, config.model.name, **options)
+    metric = config.metric or task.metrics[0]
+    if metric not in task.metrics:
+        raise unknown("metric", metric, task.metrics, "the experiment")
+    stages = []
+    for place, entry in enumerate(config.stage):
+        name, rounds, knobs = check_stage(entry, f"stage {place}")
+        from bespoke.methods import METHODS
+
+        stages.append(Stage(METHODS[name](task, **knobs), rounds))
+    trained = len(split.train.clients)
+    size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
+    most = max(stage.rounds for stage in stages)
+    sampling = config.cohort.model_dump(exclude={"size"})
+    return Experiment(
+        label=config.label or stages[-1].method.name,
+        population=prepared,
+        split=split,
+        task=task,
+        stages=tuple(stages),
+        metric=metric,
+        seed=config.seed,
+        cohort=min(size, max(trained, 1)),
+        sampling=sampling,
+        transforms=(Clip(config.transform.clip),) if config.transform.clip else (),
+        evaluate_every=config.evaluate_every or max(most // 10, 1),
+        engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
+        config=resolved(config),
+    )
+
+
+def make_split(population: Population, config: ExperimentConfig) -> Split:
+    options = config.split
+    seed = config.seed if options.seed is None else options.seed
+    if options.protocol == "cross-silo":
+        return cross_silo(population, options.fractions, seed, options.order)
+    role = None
+    if "role" in population.columns:  # the source says who is held out; validation clients come from its training clients
+        from bespoke.randomness import uniform
+
+        role = population.columns["role"].numpy()[population.offsets[:-1]].astype("int64")
+        chosen = uniform("validation clients", seed, population.keys) < options.held_out[0]
+        role[(role == 0) & chosen] = 1
+    return cross_device(
+        population, options.held_out, options.adapt, seed, options.order, options.own_validation, role
+    )  # fmt: skip
+
+
+def _moved(split: Split, population: Population) -> Split:
+    """The same split of a population with the same clients and rows, whose columns were transformed."""
+
+    def move(rows: Any) -> Any:
+        assert isinstance(rows, Rows)
+        return replace(rows, population=population)
+
+    selection = Selection(move(split.selection.support), move(split.selection.validation))
+    test = Reporting(move(split.test.support), move(split.test.validation), move(split.test.query))
+    return Split(move(split.train), selection, test, split.kind)
+
+
+def resolved(config: ExperimentConfig) -> dict[str, Any]:
+    """The configuration with its defaults written out, as it lies in config.toml."""
+    return config.model_dump(exclude_none=True, mode="json")
+
+
+def to_toml(config: ExperimentConfig) -> str:
+    return tomli_w.dumps(resolved(config))

@@ -1,0 +1,13 @@
+"""One method, one file. `METHODS` lists them by the names used in experiments."""
+
+from __future__ import annotations
+
+from bespoke.method import Method
+from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.fedprox import FedProx
+from bespoke.methods.finetune import FineTune
+from bespoke.methods.local import Local
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, FedProx, Local, FineTune)}
+
+__all__ = ["METHODS", "FedAvg", "FedProx", "FineTune", "Local"]

@@ -1,0 +1,45 @@
+"""Gradient descent on one client's minibatches: the inner loop of nearly every method."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bespoke.method import Batches, Task
+from bespoke.tensors import Params
+
+
+def descend(
+    task: Task,
+    params: Params,
+    batches: Batches,
+    *,
+    lr: float | Tensor,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    anchor: Params | None = None,
+    pull: float | Tensor = 0.0,
+    only: tuple[str, ...] = (),
+) -> Params:
+    """One pass of SGD over the batches: p <- p - lr (grad + weight_decay p + pull (p - anchor)).
+
+    `only`: prefixes of the parameters that move; all of them if empty. A step that merely pads this client to the
+    longest of its chunk (live = 0) moves nothing.
+    """
+    moving = [name for name in params if not only or name.startswith(only)]
+    velocity = {name: torch.zeros_like(params[name]) for name in moving} if momentum else {}
+    for step in range(len(batches)):
+        gradient = task.gradient(params, batches[step])
+        live = batches.live(step)
+        params = dict(params)
+        for name in moving:
+            p, g = params[name], gradient[name]
+            if weight_decay:
+                g = g + weight_decay * p
+            if anchor is not None:
+                g = g + pull * (p - anchor[name])
+            if momentum:
+                # a padding step must not let the velocity carry on: live = 0 keeps both as they were
+                g = velocity[name] = velocity[name] + live * (momentum * velocity[name] + g - velocity[name])
+            params[name] = p - (lr * live) * g
+    return params

@@ -1,0 +1,27 @@
+"""Local training: every client for itself, nothing is shared (Motley's first baseline).
+
+Each client trains the initial model on its own rows. Learning rate and epoch are chosen on validation data as in
+fine-tuning; indeed it is fine-tuning of a model that nobody has trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bespoke.method import knob
+from bespoke.methods.finetune import FineTune
+
+
+@dataclass(frozen=True)
+class Local(FineTune):
+    """Every client trains a model of its own from scratch; nothing travels."""
+
+    epochs: int = knob(50, "most epochs; the best is chosen on validation data", ge=1)
+    every: int = knob(2, "epochs between two candidates", ge=1)
+
+    name = "local"
+    paper = "the baseline without federation"
+    downlink: ClassVar[dict[str, str]] = {}
+    personal = "a model trained on the client's own rows alone"
+    unseen = "a client that never trained trains its own model just like the others"

@@ -1,0 +1,401 @@
+"""From the per-client tables of run folders to numbers: mean, spread, deciles, the worst served, and who is hurt.
+
+Every number is computed over clients within one seed and then averaged over seeds, so that the spread over seeds is
+the spread of the number itself. Clients count equally unless a name says `weighted`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+FORMAT = 1  # of result.json and compare.json
+_COUNTS = ("train_examples", "support_examples", "validation_examples", "query_examples")
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run folder: one method, one seed."""
+
+    folder: Path
+    label: str
+    seed: int
+    result: dict[str, Any]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The records of `rounds.jsonl` or `ledger.jsonl`."""
+        path = self.folder / name
+        records = []
+        for number, line in enumerate(_read_text(path).splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number}, is not JSON ({error}). {_REPEAT}") from error
+            if not isinstance(record, dict):
+                raise UserError(f"{path}, line {number}, is not a JSON object. {_REPEAT}")
+            records.append(record)
+        return records
+
+    def config(self) -> str:
+        """The resolved experiment as it was written, or nothing if the folder has none."""
+        path = self.folder / "config.toml"
+        return _read_text(path) if path.exists() else ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs to report on, and what `compare.json` says of them (empty for loose run folders)."""
+
+    runs: tuple[Run, ...]
+    compare: dict[str, Any]
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods in the order of compare.json, or as given."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+
+_REPEAT = "The folder is damaged: delete it and run the experiment again."
+
+
+def read_study(paths: Sequence[Path]) -> Study:
+    """Read one comparison folder, or any run folders; refuse what is unfinished, damaged or does not belong."""
+    if not paths:
+        raise UserError("no run folder was given; name a comparison folder or one or more run folders")
+    folders: list[Path] = []
+    compare: dict[str, Any] = {}
+    for path in map(Path, paths):
+        if (path / "compare.json").exists():
+            compare = _read_json(path / "compare.json")
+            folders += _compared_folders(path, compare)
+        else:
+            folders.append(path)
+    runs = [read_run(folder) for folder in folders]
+    _check_alike(runs)
+    return Study(tuple(runs), compare if len(paths) == 1 else {})
+
+
+def read_run(folder: Path) -> Run:
+    """The run in this folder, if it is finished."""
+    folder = Path(folder)
+    path = folder / "result.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; name a run folder or a comparison folder")
+    if not path.exists():
+        if any((folder / name).exists() for name in ("config.toml", "rounds.jsonl", "ledger.jsonl")):
+            raise UserError(f"{path} is missing: the run is unfinished. Start it again to resume it, then report.")
+        raise UserError(
+            f"{folder} is neither a run folder (no result.json) nor a comparison folder (no compare.json); "
+            "name the folder that `bespoke run` or `bespoke compare` wrote"
+        )
+    result = _read_json(path)
+    missing = [key for key in ("label", "seed", "metric", "lower_is_better") if key not in result]
+    if missing:
+        raise UserError(f"{path} has no {', '.join(missing)}. {_REPEAT}")
+    return Run(folder, str(result["label"]), int(result["seed"]), result)
+
+
+def load_clients(run_folders: Iterable[Path]) -> pd.DataFrame:
+    """The rows of every run's `clients.parquet` with the columns `method` and `seed`."""
+    import pandas as pd
+
+    tables = []
+    for run in map(read_run, run_folders):
+        path = run.folder / "clients.parquet"
+        if not path.exists():
+            raise UserError(f"{path} is missing. {_REPEAT}")
+        try:
+            table = pd.read_parquet(path)
+        except Exception as error:  # pyarrow raises many kinds; to a user they all mean the same
+            raise UserError(f"{path} cannot be read as Parquet ({error}). {_REPEAT}") from error
+        value = f"query_{run.result['metric']}"
+        lacking = [name for name in ("client", value) if name not in table.columns]
+        if lacking:
+            raise UserError(f"{path} has no column {', '.join(lacking)}; found: {', '.join(table.columns)}. {_REPEAT}")
+        table["client"] = table["client"].astype(str)
+        twice = table["client"][table["client"].duplicated()]
+        if len(twice):
+            raise UserError(f"{path} has the client {twice.iloc[0]!r} more than once. {_REPEAT}")
+        table["group"] = table["group"].fillna("").astype(str) if "group" in table else ""
+        for name in _COUNTS:
+            table[name] = table[name].fillna(0).astype("int64") if name in table else 0
+        table.insert(0, "method", run.label)
+        table.insert(1, "seed", run.seed)
+        tables.append(table)
+    if not tables:
+        raise UserError("no run folder was given, so there is no client to count")
+    return pd.concat(tables, ignore_index=True)
+
+
+def _compared_folders(path: Path, compare: dict[str, Any]) -> list[Path]:
+    try:
+        labels, seeds = [str(method["label"]) for method in compare["methods"]], list(compare["seeds"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path / 'compare.json'} does not list its methods and seeds. {_REPEAT}") from error
+    folders = [path / "runs" / f"{label}-seed{seed}" for label in labels for seed in seeds]
+    unfinished = [folder.name for folder in folders if not (folder / "result.json").exists()]
+    if unfinished:
+        command = compare.get("command")
+        again = f"finish it with: {command}" if command else "finish it with the command that began it"
+        raise UserError(
+            f"{path / 'runs'} is unfinished: {len(unfinished)} of {len(folders)} runs have no result.json "
+            f"({', '.join(unfinished[:4])}{', ...' if len(unfinished) > 4 else ''}); {again}, "
+            "or report on finished run folders only by naming them"
+        )
+    return folders
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing. {_REPEAT}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}). {_REPEAT}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(_read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}). {_REPEAT}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{path} is not a JSON object. {_REPEAT}")
+    if record.get("format") != FORMAT:
+        raise UserError(
+            f"{path} has format {record.get('format')!r}, this version of bespoke reads format {FORMAT}; "
+            "report with the version that wrote it, or run the experiment again"
+        )
+    return record
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    seen: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        for key in ("metric", "lower_is_better"):
+            if run.result[key] != first.result[key]:
+                raise UserError(
+                    f"{run.folder / 'result.json'} has {key} {run.result[key]!r} but {first.folder / 'result.json'} "
+                    f"has {first.result[key]!r}; report on runs with the same metric"
+                )
+        twin = seen.setdefault((run.label, run.seed), run)
+        if twin is not run:
+            raise UserError(
+                f"{run.folder} and {twin.folder} are both {run.label!r} with seed {run.seed}; "
+                "name only one of them, or give the runs different labels"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One metric as a box of methods x seeds x clients; NaN where a client was not tested with a seed.
+
+    A (seed, client) cell is kept only if it is finite under every method: all methods are judged on the same clients.
+    """
+
+    methods: list[str]
+    seeds: list[int]
+    clients: list[str]  # sorted, so that the order of rows in a table changes nothing
+    groups: list[str]
+    values: Floats  # (methods, seeds, clients)
+    weights: Floats  # (seeds, clients): query examples
+    examples: Floats  # (clients,): rows a client can learn from
+    undefined: dict[str, int]  # method -> cells that have a finite value under another method but not under it
+    left_out: int  # cells left out for all methods because of it
+
+    def of(self, method: str) -> Floats:
+        """The values of one method: (seeds, clients)."""
+        return self.values[self.methods.index(method)]
+
+
+def cells(table: pd.DataFrame, column: str, methods: Sequence[str] | None = None) -> Cells:
+    """Arrange one column of the table of clients by method, seed and client."""
+    methods = list(methods or dict.fromkeys(table["method"]))
+    table = table[table["method"].isin(methods)]
+    seeds_of = {method: set(table["seed"][table["method"] == method]) for method in methods}
+    seeds = sorted(set.intersection(*seeds_of.values()))
+    if not seeds:
+        found = "; ".join(f"{method}: {sorted(s)}" for method, s in seeds_of.items())
+        raise UserError(f"the methods have no seed in common ({found}), so their clients cannot be paired")
+    table = table[table["seed"].isin(seeds)].sort_values(["client", "seed", "method"])
+    clients = sorted(set(table["client"]))
+    shape = (len(methods), len(seeds), len(clients))
+    place = (
+        table["method"].map({m: i for i, m in enumerate(methods)}).to_numpy(int),
+        table["seed"].map({s: i for i, s in enumerate(seeds)}).to_numpy(int),
+        table["client"].map({c: i for i, c in enumerate(clients)}).to_numpy(int),
+    )
+    values, weights = np.full(shape, np.nan), np.zeros(shape)
+    present = np.zeros(shape, dtype=bool)
+    values[place] = table[column].to_numpy(float)
+    weights[place] = table["query_examples"].to_numpy(float)
+    present[place] = True
+    if len(methods) > 1 and not present.all(0).any():
+        raise UserError("the runs have no client in common; report on runs of the same data and split")
+
+    finite = np.isfinite(values)
+    tested = finite.any(0)  # what no method can score (a client without query rows) is nobody's fault
+    # A method that diverged everywhere would leave nobody to compare the others on, so it does not vote.
+    voters = finite[finite.any((1, 2))]
+    kept = tested & voters.all(0)
+    values = np.where(kept & finite, values, np.nan)
+    known = np.flatnonzero(kept.any(0) | ~kept.any())
+
+    rows = table.drop_duplicates("client").set_index("client").loc[clients]
+    learnable = table[["train_examples", "support_examples"]].max(axis=1).groupby(table["client"]).mean().loc[clients]
+    return Cells(
+        methods,
+        [int(seed) for seed in seeds],
+        [clients[i] for i in known],
+        rows["group"].iloc[known].tolist(),
+        values[:, :, known],
+        weights.max(0)[:, known],
+        learnable.to_numpy(float)[known],
+        {method: int((tested & ~finite[i]).sum()) for i, method in enumerate(methods)},
+        int((tested & ~kept).sum()),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """A number averaged over seeds, its standard deviation over seeds (NaN for one seed), and the number per seed."""
+
+    value: float
+    spread: float
+    by_seed: list[float]
+
+
+def over_seeds(by_seed: Iterable[float]) -> OverSeeds:
+    """Average a number over the seeds for which it is defined."""
+    numbers = [float(number) for number in by_seed]
+    defined = [number for number in numbers if math.isfinite(number)]
+    value = math.fsum(defined) / len(defined) if defined else math.nan
+    spread = float(np.std(defined, ddof=1)) if len(defined) > 1 else math.nan
+    return OverSeeds(value, spread, numbers)
+
+
+def mean(values: Floats) -> OverSeeds:
+    """The mean over clients, every client counting the same."""
+    return over_seeds(_mean(row[np.isfinite(row)]) for row in values)
+
+
+def weighted_mean(values: Floats, weights: Floats) -> OverSeeds:
+    """The mean over clients weighted by their query examples: what a row, not a client, can expect."""
+    by_seed = []
+    for row, weight in zip(values, weights):
+        kept = np.isfinite(row) & (weight > 0)
+        total = weight[kept].sum()
+        by_seed.append(float((row[kept] * weight[kept]).sum() / total) if total > 0 else math.nan)
+    return over_seeds(by_seed)
+
+
+def deviation(values: Floats) -> OverSeeds:
+    """The standard deviation across clients (fairness: Li et al. 2021); the clients are the population, so ddof=0."""
+    return over_seeds(float(np.std(row[kept])) if (kept := np.isfinite(row)).any() else math.nan for row in values)
+
+
+def deciles(values: Floats) -> list[OverSeeds]:
+    """The nine deciles across clients, from 10 % to 90 %."""
+    levels = np.arange(1, 10) / 10
+    by_seed = [np.quantile(row[kept], levels) for row in values if (kept := np.isfinite(row)).any()]
+    return [over_seeds(quantiles[i] for quantiles in by_seed) for i in range(9)]
+
+
+def worst_tenth(values: Floats, lower_is_better: bool) -> OverSeeds:
+    """The mean over the worst served 10 % of clients (rounded up: at least one)."""
+    sign = -1.0 if lower_is_better else 1.0
+    by_seed = []
+    for row in values:
+        ordered = np.sort(sign * row[np.isfinite(row)])
+        by_seed.append(_mean(sign * ordered[: math.ceil(len(ordered) / 10)]))
+    return over_seeds(by_seed)
+
+
+def richest_tenth(values: Floats, examples: Floats) -> OverSeeds:
+    """The mean over the 10 % of clients with most data (rounded up); equal ones are taken in the order of their ids."""
+    order = np.argsort(-examples, kind="stable")
+    by_seed = []
+    for row in values:
+        ranked = row[order]
+        ranked = ranked[np.isfinite(ranked)]
+        by_seed.append(_mean(ranked[: math.ceil(len(ranked) / 10)]))
+    return over_seeds(by_seed)
+
+
+def _mean(numbers: Floats) -> float:
+    return math.fsum(numbers) / len(numbers) if len(numbers) else math.nan  # fsum: exact, so order cannot matter
+
+
+# ------------------------------------------------------------------------------------------------ hurt and helped
+
+
+@dataclass(frozen=True)
+class Gains:
+    """How much better each client is served than by the baseline: positive is better, whatever the metric.
+
+    A (seed, client) pair is hurt if it is strictly worse. A client is hurt if it is so in the majority of its seeds
+    and on average: one unlucky seed does not make a client a loser.
+    """
+
+    pairs: Floats  # (seeds, clients)
+    client: Floats  # (clients,): averaged over the client's seeds
+    hurt: OverSeeds  # fraction of clients
+    helped: OverSeeds
+    same: OverSeeds
+    hurt_clients: list[int]  # positions, largest loss first
+    helped_clients: list[int]  # positions, largest gain first
+
+    @property
+    def mean_loss(self) -> float:
+        """How much the hurt clients lose, on average over them (NaN if there are none)."""
+        return -_mean(self.client[self.hurt_clients])
+
+    @property
+    def mean_gain(self) -> float:
+        """How much the helped clients win, on average over them (NaN if there are none)."""
+        return _mean(self.client[self.helped_clients])
+
+
+def gains(values: Floats, baseline: Floats, lower_is_better: bool) -> Gains:
+    """Pair a method with the baseline by (seed, client) and count who is worse, better and the same."""
+    pairs = baseline - values if lower_is_better else values - baseline
+    known = np.isfinite(pairs)
+    seeds = known.sum(0)
+    # The mean of differences, not the difference of means: equal values stay exactly zero.
+    average = np.where(known, pairs, 0.0).sum(0) / np.where(seeds > 0, seeds, np.nan)
+    worse, better = (pairs < 0).sum(0), (pairs > 0).sum(0)
+    by_loss = np.argsort(average, kind="stable")  # NaN last, ties in the order of ids
+    hurt = [int(i) for i in by_loss if worse[i] * 2 > seeds[i] and average[i] < 0]
+    by_gain = np.argsort(-average, kind="stable")
+    helped = [int(i) for i in by_gain if better[i] * 2 > seeds[i] and average[i] > 0]
+    fractions = [
+        over_seeds(_mean(compare(row[np.isfinite(row)], 0.0).astype(float)) for row in pairs)
+        for compare in (np.less, np.greater, np.equal)
+    ]
+    return Gains(pairs, average, fractions[0], fractions[1], fractions[2], hurt, helped)

@@ -1,0 +1,112 @@
+"""Is a difference more than chance? Bootstrap intervals over clients and seeds, and a paired test over clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.randomness import generator
+
+Floats = NDArray[np.float64]
+
+LEVEL = 0.95
+DRAWS = 10_000
+_MOST_WORK = 2_000_000_000  # client draws; beyond 200,000 clients fewer resamples are enough and all one can afford
+_CHUNK = 2_000_000  # client draws held in memory at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval; NaN where it cannot be known (one client)."""
+
+    low: float
+    high: float
+
+    @property
+    def side(self) -> int:
+        """1 if all of it is above zero, -1 if all of it is below, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+def bootstrap_means(values: Floats, draws: int = DRAWS) -> Floats:
+    """Resampled means, shape (draws, methods), of values (methods, seeds, clients) with NaN for absent clients.
+
+    Seeds and clients are resampled independently, with replacement (the pigeonhole bootstrap, Owen 2007, made for
+    crossed factors: the same clients are tested with every seed). All methods share a resample, so the difference of
+    two columns is a resample of their mean paired difference.
+    """
+    methods, seeds, clients = values.shape
+    draws = max(min(draws, _MOST_WORK // max(clients, 1)), min(draws, 1_000))
+    known = np.isfinite(values).all(0)
+    flat = np.concatenate([np.where(known, values, 0.0).reshape(-1, clients), known.astype(float)]).T
+    chunk = max(_CHUNK // max(clients, 1), 1)
+    means = np.empty((draws, methods))
+    for start in range(0, draws, chunk):
+        size = min(chunk, draws - start)
+        rng = generator("bootstrap", clients, seeds, start)
+        picked = rng.integers(0, clients, size=(size, clients)) + np.arange(size)[:, None] * clients
+        counts = np.bincount(picked.ravel(), minlength=size * clients).reshape(size, clients).astype(float)
+        sums = (counts @ flat).reshape(size, methods + 1, seeds)
+        present = sums[:, -1:, :]
+        seed_means = sums[:, :-1, :] / np.where(present > 0, present, 1.0)
+        seed_counts = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)[:, None, :] * (present > 0)
+        total = seed_counts.sum(-1)
+        weighted = (seed_counts * seed_means).sum(-1)
+        means[start : start + size] = weighted / np.where(total > 0, total, np.nan)
+    return means
+
+
+def percentile_interval(samples: Floats, level: float = LEVEL) -> Interval:
+    """The percentile interval of bootstrap samples (Efron 1979)."""
+    kept = samples[np.isfinite(samples)]
+    if not len(kept):
+        return Interval(math.nan, math.nan)
+    low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(low), float(high))
+
+
+def wilcoxon(differences: Floats) -> float:
+    """The two-sided p of Wilcoxon's signed-rank test over clients; Pratt's treatment of clients that do not change."""
+    from scipy import stats
+
+    differences = differences[np.isfinite(differences)]
+    if not len(differences) or not differences.any():
+        return 1.0  # nobody changed: the test is undefined, the conclusion is not
+    return float(stats.wilcoxon(differences, zero_method="pratt").pvalue)
+
+
+def smallest_p(clients: int, comparisons: int = 1) -> float:
+    """The least Holm-corrected p that this number of clients can give: all differences of one sign."""
+    return min(1.0, comparisons * 2.0 ** (1 - clients))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979): the i-th smallest of m is multiplied by m - i + 1, never decreasing."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def relative_change(difference: float, baseline: float) -> float:
+    """A difference in percent of the baseline's size; NaN if the baseline is zero."""
+    return 100.0 * difference / abs(baseline) if baseline else math.nan
+
+
+def spearman(x: Floats, y: Floats) -> tuple[float, float]:
+    """Spearman's rank correlation and its p; (NaN, NaN) where one of the two does not vary."""
+    from scipy import stats
+
+    kept = np.isfinite(x) & np.isfinite(y)
+    x, y = x[kept], y[kept]
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan, math.nan
+    correlation = stats.spearmanr(x, y)
+    return float(correlation.statistic), float(correlation.pvalue)

@@ -1,0 +1,60 @@
+"""Models by name: `build_task` joins a network with the task that the data ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bespoke.errors import UserError, unknown
+from bespoke.models.networks import CNN, LSTM, MLP, Linear, Network
+from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+
+MODELS = {
+    "linear": "linear or (for classes) logistic regression",
+    "logistic": "logistic regression",
+    "svm": "linear support vector machine, two classes (hinge loss)",
+    "mlp": "fully connected network, `hidden` layers with ReLU",
+    "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
+    "lstm": "embedding, LSTM layers and a dense layer, for the next token",
+}
+
+
+def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
+    """The task for a population described by `about` (see docs/data.md), with the model of this name.
+
+    Options: hidden (list of widths for mlp; width for lstm), embedding, layers (lstm), l2, random_init (linear).
+    """
+    kind, shape = about["task"], about.get("input", "table")
+    if name == "auto":
+        small = about.get("side", 28) < 16
+        name = {"table": "linear", "image": "mlp" if small else "cnn", "tokens": "lstm"}[shape]
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, "auto"], "[model]")
+    fits = {"regression": ("linear", "mlp"), "classification": ("linear", "logistic", "svm", "mlp", "cnn"), "language": ("lstm",)}
+    if name not in fits[kind]:
+        raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
+    l2 = float(options.pop("l2", 0.0))
+    inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
+    classes = len(about.get("classes", ())) or 1
+    if name == "svm" and classes != 2:
+        raise UserError(f"model 'svm' separates two classes; the target has {classes}; use 'logistic'")
+    network = _network(name, about, inputs, 1 if name == "svm" else classes, options)
+    if kind == "regression":
+        return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)))
+    if kind == "language":
+        return LanguageModel(network, l2=l2)
+    return Classification(network, l2=l2, hinge=name == "svm")
+
+
+def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, options: dict[str, Any]) -> Network:
+    try:
+        if name in ("linear", "logistic", "svm"):
+            return Linear(inputs, outputs, **options)
+        if name == "mlp":
+            hidden = options.pop("hidden", (64,))
+            return replace(MLP(inputs, outputs, **options), hidden=tuple(hidden if hasattr(hidden, "__iter__") else [hidden]))
+        if name == "cnn":
+            return CNN(outputs, about["side"], about.get("channels", 1), **options)
+        return LSTM(about["vocabulary"], **options)
+    except TypeError as error:
+        raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None

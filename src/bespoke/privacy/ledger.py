@@ -1,0 +1,45 @@
+"""The ledger: what a run cost and what the server learned, a line per round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.engines.batches import steps_of
+from bespoke.engines.engine import Choice, RoundResult
+from bespoke.method import Method
+from bespoke.sampling import Draw
+from bespoke.tensors import Params, nbytes
+
+
+class Ledger:
+    """Turns rounds into lines of ledger.jsonl; stateless, so that resuming needs nothing from it."""
+
+    def round(
+        self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None
+    ) -> dict[str, Any]:
+        contacted = len(draw.contacted) if draw else 0
+        reported = len(draw.reported) if draw else 0
+        down = 0
+        if outcome and reported:
+            # who was contacted was sent the model, whether or not it answered in time
+            down = outcome.bytes_down * contacted // reported
+        return {
+            "stage": stage, "round": number, "method": method.name, "contacted": contacted, "reported": reported,
+            "bytes_down": down, "bytes_up": outcome.bytes_up if outcome else 0, "steps": outcome.steps if outcome else 0,
+            "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
+        }  # fmt: skip
+
+    def personalization(
+        self, method: Method, choice: Choice, params: Params, support: NDArray[np.int64]
+    ) -> dict[str, Any]:
+        """Making the personal models: each client fetches the model (unless nothing is shared) and adapts it."""
+        batching = method.support_batching()
+        passes = batching.epochs * len(getattr(method, "lrs", (0,))) if not method.trains else 0
+        down = nbytes(params) * len(support) if method.downlink else 0
+        return {
+            "stage": None, "round": None, "phase": "personalization", "method": method.name,
+            "bytes_down": down, "bytes_up": 0, "steps": int(steps_of(support, batching).sum()) * passes, "revealed": {},
+        }  # fmt: skip

@@ -1,0 +1,116 @@
+"""The comparison as a table for the terminal, followed by the answer in words."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from bespoke.metrics.summary import (
+    BEFORE,
+    UNDEFINED,
+    MethodSummary,
+    Summary,
+    change_of,
+    count,
+    metric_name,
+    number,
+    p_text,
+    percent,
+    signed_change,
+    size,
+    with_interval,
+)
+
+WIDE = 100  # columns from which an interval fits beside its number
+_COLOURS = {"better": "green", "worse": "red", "mixed": "yellow", "unclear": ""}
+
+
+def print_summary(summary: Summary, console: Console | None = None) -> None:
+    """Print the table and the answer."""
+    console = console or Console()
+    console.print(render(summary, console.width))
+
+
+def render(summary: Summary, width: int = WIDE) -> RenderableType:
+    """The table, what its columns mean, and the answer, for a terminal of this width."""
+    first, *rest = summary.answer
+    details = Table.grid(padding=(0, 1))
+    for sentence in rest:
+        details.add_row("•", Text(sentence))
+    return Group(
+        _table(summary, width), Padding(Text(first, "bold"), (1, 1)), Padding(details, (0, 1), expand=False)
+    )  # fmt: skip
+
+
+def _table(summary: Summary, width: int) -> Table:
+    wide = width >= WIDE
+    seeds = count(len(summary.seeds), "seed")
+    arrow = "lower is better" if summary.lower_is_better else "higher is better"
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=Text.assemble(
+            (f" {summary.title}", "bold"), (f"  {count(summary.clients, 'client')}, {seeds}, {arrow}", "dim")
+        ),
+        title_justify="left",
+        caption=Text(_caption(summary), style="dim"),
+        caption_justify="left",
+        padding=(0, 1) if wide else (0, 1, 0, 0),
+        pad_edge=wide,
+    )
+    names = [_name(method, wide) for method in summary.methods]
+    table.add_column("method", min_width=min(max(len(word) for name in names for word in name.split() or [""]), 16))
+    table.add_column(f"{metric_name(summary.metric)} ± sd", justify="right", no_wrap=True)
+    if summary.compared:
+        table.add_column("change" if wide else "change\n95 %", justify="right", no_wrap=True)
+        table.add_column("p", justify="right", no_wrap=True)
+        table.add_column("hurt", justify="right", no_wrap=True)
+    table.add_column("worst\n10 %", justify="right", no_wrap=True)
+    table.add_column("traffic\n/client", justify="right", no_wrap=True)
+    table.add_column("steps\n/client", justify="right", no_wrap=True)
+    for method in summary.methods:
+        style = "bold" if method.label == summary.best and len(summary.methods) > 1 else ""
+        table.add_row(*_row(summary, method, wide), style=style)
+    return table
+
+
+def _row(summary: Summary, method: MethodSummary, wide: bool) -> list[Text]:
+    against, cost = method.against, method.cost
+    cells = [
+        Text(_name(method, wide)),
+        Text(f"{number(method.mean.value, 3)} ± {number(method.deviation.value, 2)}"),
+    ]
+    if summary.compared and against is None:
+        cells += [Text("baseline" if method.label == summary.baseline else UNDEFINED, "dim"), Text(""), Text("")]
+    elif against:
+        _, low, high = with_interval(*change_of(summary, against))
+        change = Text.assemble((signed_change(summary, method), _COLOURS[against.verdict]))
+        change.append(f"{' ' if wide else chr(10)}[{low}, {high}]", "dim")
+        cells += [
+            change,
+            Text(p_text(against.p_holm).removeprefix("p ").removeprefix("= ").replace("< ", "<")),
+            Text(f"{percent(100 * against.hurt.value)} %"),
+        ]
+    cells.append(Text(number(method.worst_tenth.value, 3)))
+    cells += [Text(size(cost.bytes)), Text(f"{cost.steps:,.0f}")] if cost else [Text(UNDEFINED)] * 2
+    return cells
+
+
+def _name(method: MethodSummary, wide: bool) -> str:
+    """The title, or the label where a long title would break the line."""
+    return method.title if wide or len(method.title) <= 12 else method.label
+
+
+def _caption(summary: Summary) -> str:
+    parts = ["sd: across clients."]
+    if summary.compared:
+        reference = BEFORE if summary.baseline == BEFORE else summary.method(summary.baseline).title
+        holm = ", Holm-corrected" if len(summary.compared) > 1 else ""
+        parts.append(
+            f"change: of the mean against {reference}, 95 % interval. p: paired Wilcoxon over clients{holm}. "
+            "hurt: clients worse off."
+        )
+    parts.append("worst 10 %: mean of the worst served. traffic, steps: of a client in every round.")
+    return " ".join(parts)

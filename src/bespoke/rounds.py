@@ -1,0 +1,394 @@
+"""The only training loop there is: stages of rounds, with checkpoints, then the making and scoring of personal models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.arrays import write_text
+from bespoke.data.population import Population
+from bespoke.data.splits import Query, Split, Validation
+from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.engines.engine import Engine, RoundResult, choose
+from bespoke.engines.host import ClientWork
+from bespoke.errors import UserError
+from bespoke.method import Method, Transform
+from bespoke.privacy.ledger import Ledger
+from bespoke.randomness import generator, mix
+from bespoke.runfolder import Checkpoint, RunFolder
+from bespoke.sampling import Draw, Sampler
+from bespoke.selection import Choice, QueryScores, ValidationScores
+from bespoke.selection import choose as choose_candidate
+from bespoke.tensors import Params, Tree, count
+
+Ints = NDArray[np.int64]
+MOST_WATCHED = 200  # validation clients scored for the learning curve; the final choice uses all
+
+
+class Interrupted(Exception):
+    """The user asked to stop; the run can be resumed."""
+
+
+class Progress(Protocol):
+    """Told of what goes on; the command line draws bars of it."""
+
+    def begin(self, what: str, total: int, done: int = 0) -> None: ...
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    def begin(self, what: str, total: int, done: int = 0) -> None: ...
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A method and how many rounds it trains; it starts from the parameters of the stage before."""
+
+    method: Method
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a result is a function of."""
+
+    label: str
+    population: Population
+    split: Split
+    task: Any
+    stages: tuple[Stage, ...]
+    metric: str
+    seed: int = 0
+    cohort: int = 100
+    sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
+    transforms: tuple[Transform, ...] = ()
+    evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
+    engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
+    config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in self.task.lower_is_better
+
+
+@dataclass
+class Run:
+    """An experiment being run in a folder."""
+
+    experiment: Experiment
+    folder: RunFolder
+    progress: Progress = field(default_factory=Silent)
+    cache: Path | None = None  # trained stages that several runs share
+    stop: Callable[[], bool] = lambda: False
+    checkpoint_seconds: float = 5.0
+    after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process here
+
+    def __post_init__(self) -> None:
+        (self.folder.path / "private").mkdir(exist_ok=True)
+        self.ledger = Ledger()
+        self.segments: list[str] = []
+        self.excluded: Counter[str] = Counter()
+
+    # -- the whole -----------------------------------------------------------------------------------------------------
+    def run(self) -> dict[str, Any]:
+        """Train all stages from where the folder stands, then make and score the personal models."""
+        done = self.folder.result()
+        if done is not None:
+            return done
+        experiment = self.experiment
+        found = self.folder.latest()
+        params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
+        with Engine(experiment.population, self._choice(params)) as engine:
+            server: Tree = {}
+            for place, stage in enumerate(experiment.stages):
+                if found and found.stage > place:
+                    continue
+                if found and found.stage == place and found.round < 0:  # the checkpoint between two stages
+                    params = found.server["params"]
+                server = self._stage(engine, place, stage, params, found if found and found.stage == place else None)
+                params = stage.method.params(server)
+                found = None
+            return self._finish(engine, server, params)
+
+    def _choice(self, params: Params) -> EngineChoice:
+        """How to execute; a run that is resumed is executed as it began, or its bits would differ."""
+        path = self.folder.path / "engine.json"
+        if path.exists():
+            return EngineChoice(**json.loads(path.read_text()))
+        stages = self.experiment.stages
+        stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
+        work = ClientWork(stage.method, self.experiment.split.train, self.experiment.transforms)
+        chosen = choose(self.experiment.population, work, params, self.experiment.cohort, **self.experiment.engine)
+        write_text(path, json.dumps(chosen.to_json(), indent=1))
+        self.progress.note(f"engine: {chosen.text()}")
+        return chosen
+
+    # -- one stage -----------------------------------------------------------------------------------------------------
+    def _stage(self, engine: Engine, place: int, stage: Stage, params: Params, found: Checkpoint | None) -> Tree:
+        experiment, method = self.experiment, stage.method
+        engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
+        server, begin = method.init_server(params), 0
+        if found is None or found.round < 0:
+            # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
+            self.segments = []
+            self._clear_private()
+            if found is None:
+                self._save(engine, place, -1, {"params": params})
+            else:
+                self.folder.truncate_logs(found.logs)
+                self.excluded = Counter(found.about.get("excluded", {}))
+            shared = self._cached(place)
+            if shared is not None:
+                return self._adopt(engine, place, stage, shared)
+        else:
+            server, begin, self.segments = found.server, found.round, list(found.segments)
+            server = _restore_empty(method.init_server(params), server)
+            self.excluded = Counter(found.about.get("excluded", {}))
+            self.folder.truncate_logs(found.logs)
+            engine.load_private([self.folder.path / "private" / name for name in self.segments])
+        if not stage.rounds:
+            return server
+        self.progress.begin(f"{experiment.label}: {method.name}", stage.rounds, begin)
+        sampler = Sampler(experiment.split.train, experiment.seed + 7919 * place, experiment.cohort, **experiment.sampling)
+        if begin == 0:
+            self._log(engine, place, method, 0, None, None, server)
+        saved = time.monotonic()
+        for number in range(begin + 1, stage.rounds + 1):
+            began = time.monotonic()
+            draw = sampler.draw(number)
+            outcome = None
+            if len(draw.reported):
+                key = int(mix("round", experiment.seed, place, number))
+                outcome = engine.round(server, draw.reported, key)
+                if outcome.cohort.clients:
+                    server = method.server_round(server, outcome.cohort)
+            note = self._log(engine, place, method, number, draw, outcome, server, last=number == stage.rounds)
+            self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
+            self.progress.advance(1, note)
+            self.after_round(place, number)
+            stopping = self.stop()
+            if stopping or number == stage.rounds or time.monotonic() - saved > self.checkpoint_seconds:
+                self._save(engine, place, number, server)
+                saved = time.monotonic()
+            if stopping:
+                raise Interrupted(f"stopped after round {number} of {stage.rounds}")
+        self._share(place, stage, server)
+        return server
+
+    def _save(self, engine: Engine, place: int, number: int, server: Tree) -> None:
+        if number > 0:
+            self.segments += engine.save_private(self.folder.path / "private", f"{place:03d}-{number:07d}")
+        about = {"excluded": dict(self.excluded)}
+        self.folder.save(Checkpoint(place, number, server, self.folder.log_lengths(), self.segments, about))
+
+    def _clear_private(self) -> None:
+        for path in (self.folder.path / "private").glob("*.safetensors"):
+            path.unlink()
+
+    def _log(
+        self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
+        server: Tree, last: bool = False,
+    ) -> str:  # fmt: skip
+        """Write the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar."""
+        experiment = self.experiment
+        every = experiment.evaluate_every
+        validation = None
+        if number == 0 or last or (every and number % every == 0):
+            validation = self._watch(engine, method, server)
+        entry = self.ledger.round(place, number, method, draw, outcome)
+        ids = experiment.population.ids
+        excluded = [ids[c] for c in outcome.cohort.excluded] if outcome else []
+        self.excluded.update(excluded)
+        self.folder.append("ledger.jsonl", entry)
+        self.folder.append("rounds.jsonl", {
+            "stage": place, "method": method.name, "round": number,
+            "clients": len(outcome.cohort.clients) if outcome else 0, "excluded": excluded,
+            "dropped": len(draw.contacted) - len(draw.reported) if draw else 0,
+            **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
+            "examples": outcome.examples if outcome else 0, "validation": validation,
+        })  # fmt: skip
+        return f"{experiment.metric} {validation[experiment.metric]:.4g}" if validation else ""
+
+    def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
+        """A point of the learning curve: means over (at most MOST_WATCHED) validation clients."""
+        selection = self.experiment.split.selection
+        clients = selection.validation.clients
+        if not len(clients):
+            return None
+        if len(clients) > MOST_WATCHED:
+            random = generator("watched", self.experiment.seed)
+            clients = np.sort(random.choice(clients, MOST_WATCHED, replace=False))
+        scores = self._examine(engine, server, clients, {"validation": selection.validation})
+        validation = scores["validation"]
+        assert isinstance(validation, ValidationScores)
+        picked = self._pick(method, validation)
+        means = {m: float(np.nanmean(validation.at(picked, m))) for m in self.experiment.task.metrics}
+        return {m: value if np.isfinite(value) else None for m, value in means.items()}
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def _examine(
+        self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Validation | Query]
+    ) -> dict[str, ValidationScores | QueryScores]:
+        split = self.experiment.split
+        key = int(mix("personalize", self.experiment.seed))
+        support = split.selection.support if "query" not in parts else split.test.support
+        raw = engine.examine(server, clients, support, parts, key)
+        kinds = {"validation": ValidationScores, "query": QueryScores}
+        return {part: kinds[part](clients, sums) for part, sums in raw.items()}
+
+    def _pick(self, method: Method, scores: ValidationScores) -> Choice:
+        who = getattr(method, "choose", "global")
+        allowed = None
+        if not getattr(method, "keep_shared", True):
+            allowed = list(range(1, len(method.candidates())))
+        return choose_candidate(scores, self.experiment.metric, self.experiment.lower_is_better, who, allowed)
+
+    def _finish(self, engine: Engine, server: Tree, params: Params) -> dict[str, Any]:
+        experiment = self.experiment
+        split, method = experiment.split, experiment.stages[-1].method
+        names = method.candidates()
+        parts: dict[str, Validation | Query] = {"validation": split.test.validation, "query": split.test.query}
+        clients = split.test.query.clients
+        if not len(clients):
+            raise UserError("no client has rows to be tested on: every client has too few examples for this split")
+        self.progress.begin(f"{experiment.label}: personal models", 2)
+        scores = self._examine(engine, server, clients, parts)
+        self.progress.advance()
+        query = scores["query"]
+        assert isinstance(query, QueryScores)
+        if split.kind == "cross-silo":
+            chosen_on = scores.get("validation")
+        else:
+            selection = split.selection
+            chosen_on = self._examine(
+                engine, server, selection.validation.clients, {"validation": selection.validation}
+            ).get("validation")
+        picked = Choice(len(names) - 1, {})
+        if isinstance(chosen_on, ValidationScores):
+            picked = self._pick(method, chosen_on)
+            own = scores.get("validation")
+            if split.kind == "cross-device" and isinstance(own, ValidationScores):
+                picked = Choice(picked.default, self._pick(method, own).own)
+        self.progress.advance()
+        support = split.test.support.sizes()
+        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
+        self._write_clients(query, scores.get("validation"), picked, names)
+        return self._write_result(chosen_on, query, picked, names, params)
+
+    def _write_clients(self, query: QueryScores, validation: Any, picked: Choice, names: tuple[str, ...]) -> None:
+        split, population = self.experiment.split, self.experiment.population
+        clients = query.clients
+        table: dict[str, Any] = {
+            "client": [population.ids[c] for c in clients],
+            "group": [population.group_of(c) for c in clients],
+            "train_examples": split.train.sizes(clients) if split.kind == "cross-silo" else np.zeros_like(clients),
+            "support_examples": split.test.support.sizes(clients),
+            "validation_examples": split.test.validation.sizes(clients),
+            "query_examples": split.test.query.sizes(clients),
+            "candidate": [names[k] for k in picked.of(clients)],
+        }
+        shared = Choice(0, {})
+        for metric in self.experiment.task.metrics:
+            table[f"query_{metric}"] = query.at(picked, metric)
+            missing = np.full(len(clients), np.nan)
+            table[f"validation_{metric}"] = validation.at(picked, metric) if validation is not None else missing
+            table[f"baseline_{metric}"] = query.at(shared, metric)
+        self.folder.write_table("clients.parquet", table)
+
+    def _write_result(
+        self, chosen_on: Any, query: QueryScores, picked: Choice, names: tuple[str, ...], params: Params
+    ) -> dict[str, Any]:
+        experiment = self.experiment
+        task, metric = experiment.task, experiment.metric
+        rounds = self.folder.read_log("rounds.jsonl")
+        lines = self.folder.read_log("ledger.jsonl")
+        curve = {names[k]: float(v) for k, v in enumerate(np.nanmean(chosen_on.values(metric), axis=0))} if chosen_on else {}
+        common = names[picked.default]
+        result = {
+            "label": experiment.label, "seed": experiment.seed, "metric": metric,
+            "lower_is_better": experiment.lower_is_better, "metrics": list(task.metrics),
+            "lower": [m for m in task.metrics if m in task.lower_is_better], "protocol": experiment.split.kind,
+            "clients": len(query.clients), "unevaluated": self._unevaluated(),
+            "rounds": sum(entry["round"] > 0 for entry in rounds),
+            **{name: sum(line[name] for line in lines) for name in ("bytes_down", "bytes_up", "steps")},
+            "parameters": count(params), "excluded": dict(sorted(self.excluded.items())),
+            "validation": _number(np.nanmean(chosen_on.at(picked, metric))) if chosen_on else None,
+            "query": _number(np.nanmean(query.at(picked, metric))),
+            "chosen": {"candidate": common, "by_client": bool(picked.own)} if len(names) > 1 else {},
+            "candidates": {name: _number(value) for name, value in curve.items()} if len(names) > 1 else {},
+            "notes": [],
+        }  # fmt: skip
+        own = {experiment.population.ids[client]: candidate for client, candidate in picked.own.items()}
+        write_text(self.folder.path / "choices.json", json.dumps({"default": picked.default, "own": own}))
+        self.folder.write_result(result)
+        return self.folder.result() or {}
+
+    def _unevaluated(self) -> int:
+        split = self.experiment.split
+        if split.kind == "cross-silo":
+            return len(self.experiment.population) - len(split.test.query.clients)
+        return 0
+
+    # -- stages that several runs share ----------------------------------------------------------------------------------
+    def _stage_key(self, place: int) -> str:
+        config = {k: v for k, v in self.experiment.config.items() if k not in ("label", "metric", "stage")}
+        stages = self.experiment.config.get("stage", [])[: place + 1]
+        return hashlib.blake2b(json.dumps([config, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+
+    def _cached(self, place: int) -> RunFolder | None:
+        if self.cache is None or place == len(self.experiment.stages) - 1 or not self.experiment.stages[place].rounds:
+            return None
+        path = self.cache / self._stage_key(place)
+        return RunFolder(path) if (path / "whole").exists() else None
+
+    def _adopt(self, engine: Engine, place: int, stage: Stage, shared: RunFolder) -> Tree:
+        """Take over a stage that another run has trained: its parameters and its lines in the logs."""
+        found = shared.latest()
+        assert found is not None
+        for log in ("rounds.jsonl", "ledger.jsonl"):
+            for entry in shared.read_log(log):
+                if entry["stage"] == place:
+                    self.folder.append(log, entry)
+        self.excluded = Counter(found.about.get("excluded", {}))
+        server = _restore_empty(stage.method.init_server(stage.method.params(found.server)), found.server)
+        self._save(engine, place, stage.rounds, server)
+        return server
+
+    def _share(self, place: int, stage: Stage, server: Tree) -> None:
+        if self.cache is None:
+            return
+        path = self.cache / self._stage_key(place)
+        if (path / "whole").exists():
+            return
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        entry = RunFolder(path)
+        for log in ("rounds.jsonl", "ledger.jsonl"):
+            lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] <= place]
+            write_text(path / log, "".join(f"{line}\n" for line in lines))
+        entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
+        (path / "whole").touch()
+
+
+def _number(value: Any) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _restore_empty(template: Tree, loaded: Tree) -> Tree:
+    """Empty dicts do not survive on disk; the initial state tells where they were."""
+    return {
+        name: _restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
+        for name, value in template.items()
+    }

@@ -1,0 +1,104 @@
+"""Who takes part in a round: sampling of clients, and a simulated availability of those sampled.
+
+A draw is a function of (seed, round); its cost does not depend on the size of the population.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.splits import Train
+from bespoke.randomness import generator, permuted, uniform
+
+Ints = NDArray[np.int64]
+Sampling = Literal["uniform", "poisson", "round-robin", "importance", "full"]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The clients contacted in a round, and those of them that reported in time."""
+
+    contacted: Ints
+    reported: Ints
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Draws cohorts of about `size` clients.
+
+    - uniform: without replacement; poisson: each client with probability size / N, independently (what privacy
+      accounting likes best); round-robin: everyone once, in random order, before anyone twice; importance:
+      proportional to the number of examples, without replacement; full: everyone.
+    - dropout: the probability that a contacted client never answers. straggle: spread of the clients' speeds (standard
+      deviation of the logarithm); over_select: contact this many times `size` clients and keep the first to report.
+    """
+
+    train: Train
+    seed: int
+    size: int
+    sampling: Sampling = "uniform"
+    dropout: float = 0.0
+    over_select: float = 1.0
+    straggle: float = 0.0
+
+    @cached_property
+    def _cumulative(self) -> Ints:
+        return np.cumsum(self.train.sizes())
+
+    def draw(self, round: int) -> Draw:
+        everyone = self.train.clients
+        wanted = min(int(np.ceil(self.size * self.over_select)), len(everyone))
+        places = self._places(round, wanted, len(everyone))
+        contacted = everyone[np.sort(places)]
+        return Draw(contacted, self._reporting(round, contacted))
+
+    def _places(self, round: int, wanted: int, total: int) -> Ints:
+        random = generator("cohort", self.seed, round)
+        if self.sampling == "full" or (wanted >= total and self.sampling != "poisson"):
+            return np.arange(total)
+        if self.sampling == "poisson":
+            wanted = int(random.binomial(total, min(self.size * self.over_select / total, 1.0)))
+        if self.sampling == "round-robin":
+            turn = np.arange(round * wanted, (round + 1) * wanted)
+            lap, place = np.divmod(turn, total)
+            picked = [permuted(place[lap == n], total, "round-robin", self.seed, int(n)) for n in np.unique(lap)]
+            return np.unique(np.concatenate(picked))
+        if self.sampling == "importance":
+            return self._by_examples(random, wanted)
+        return random.choice(total, size=wanted, replace=False, shuffle=False)
+
+    def _by_examples(self, random: np.random.Generator, wanted: int) -> Ints:
+        chosen: dict[int, None] = {}
+        while len(chosen) < wanted:  # a random row's owner, until enough different ones are found
+            rows = random.integers(self._cumulative[-1], size=2 * wanted)
+            for place in np.searchsorted(self._cumulative, rows, side="right"):
+                if len(chosen) < wanted:
+                    chosen.setdefault(int(place))
+        return np.fromiter(chosen, dtype=np.int64)
+
+    def _reporting(self, round: int, contacted: Ints) -> Ints:
+        keys = self.train.population.keys[contacted]
+        answered = contacted
+        if self.dropout:
+            answered = contacted[uniform("dropout", self.seed, round, keys) >= self.dropout]
+        if self.over_select > 1 and len(answered) > self.size:
+            if self.straggle:
+                keys = self.train.population.keys[answered]
+                # a client's own speed, and the luck of the round, in equal parts
+                slow = _normal("speed", self.seed, keys) + _normal("luck", self.seed, round, keys)
+                time = self.train.sizes(answered) * np.exp(self.straggle * slow / 2**0.5)
+            else:
+                time = uniform("arrival", self.seed, round, self.train.population.keys[answered])
+            answered = np.sort(answered[np.argsort(time, kind="stable")[: self.size]])
+        return answered
+
+
+def _normal(*words: int | str | NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Standard normal numbers (Box-Muller on keyed uniforms)."""
+    radius = np.sqrt(-2 * np.log1p(-uniform("radius", *words)))
+    return radius * np.cos(2 * np.pi * uniform("angle", *words))
