@@ -91,6 +91,8 @@ class Run:
     folder: RunFolder
     progress: Progress = field(default_factory=Silent)
     cache: Path | None = None  # trained stages that several runs share
+    select_only: bool = False  # for tuning: score validation rows, never look at query rows
+    how: EngineChoice | None = None  # how to execute, if already known
     stop: Callable[[], bool] = lambda: False
     checkpoint_seconds: float = 5.0
     after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process here
@@ -130,9 +132,11 @@ class Run:
         stages = self.experiment.stages
         stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
         work = ClientWork(stage.method, self.experiment.split.train, self.experiment.transforms)
-        chosen = choose(self.experiment.population, work, params, self.experiment.cohort, **self.experiment.engine)
+        chosen = self.how
+        if chosen is None:
+            chosen = choose(self.experiment.population, work, params, self.experiment.cohort, **self.experiment.engine)
+            self.progress.note(f"engine: {chosen.text()}")
         write_text(path, json.dumps(chosen.to_json(), indent=1))
-        self.progress.note(f"engine: {chosen.text()}")
         return chosen
 
     # -- one stage -----------------------------------------------------------------------------------------------------
@@ -145,6 +149,10 @@ class Run:
             self.segments = []
             self._clear_private()
             if found is None:
+                if place == 0:
+                    self.folder.truncate_logs({})
+                    floats = int(experiment.population.about.get("statistics_floats", 0))
+                    self.folder.append("ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients)))
                 self._save(engine, place, -1, {"params": params})
             else:
                 self.folder.truncate_logs(found.logs)
@@ -261,6 +269,8 @@ class Run:
         names = method.candidates()
         parts: dict[str, Validation | Query] = {"validation": split.test.validation, "query": split.test.query}
         clients = split.test.query.clients
+        if self.select_only:
+            return self._finish_selection(engine, server, method)
         if not len(clients):
             raise UserError("no client has rows to be tested on: every client has too few examples for this split")
         self.progress.begin(f"{experiment.label}: personal models", 2)
@@ -286,6 +296,16 @@ class Run:
         self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
         self._write_clients(query, scores.get("validation"), picked, names)
         return self._write_result(chosen_on, query, picked, names, params)
+
+    def _finish_selection(self, engine: Engine, server: Tree, method: Method) -> dict[str, Any]:
+        validation = self.experiment.split.selection.validation
+        value = None
+        if len(validation.clients):
+            scores = self._examine(engine, server, validation.clients, {"validation": validation})["validation"]
+            assert isinstance(scores, ValidationScores)
+            value = _number(np.nanmean(scores.at(self._pick(method, scores), self.experiment.metric)))
+        self.folder.write_result({"label": self.experiment.label, "seed": self.experiment.seed, "validation": value})
+        return self.folder.result() or {}
 
     def _write_clients(self, query: QueryScores, validation: Any, picked: Choice, names: tuple[str, ...]) -> None:
         split, population = self.experiment.split, self.experiment.population
@@ -359,8 +379,7 @@ class Run:
         assert found is not None
         for log in ("rounds.jsonl", "ledger.jsonl"):
             for entry in shared.read_log(log):
-                if entry["stage"] == place:
-                    self.folder.append(log, entry)
+                self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
         server = _restore_empty(stage.method.init_server(stage.method.params(found.server)), found.server)
         self._save(engine, place, stage.rounds, server)
@@ -375,7 +394,7 @@ class Run:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         entry = RunFolder(path)
         for log in ("rounds.jsonl", "ledger.jsonl"):
-            lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] <= place]
+            lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] == place]
             write_text(path / log, "".join(f"{line}\n" for line in lines))
         entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
         (path / "whole").touch()

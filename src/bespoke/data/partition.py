@@ -45,8 +45,8 @@ def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int, minimum:
     for label in range(classes):
         draw = generator("dirichlet", seed, label)
         rows = draw.permutation(np.flatnonzero(codes == label))
-        ends = np.cumsum(draw.dirichlet(np.full(clients, alpha)))
-        ends = np.round(ends * len(rows)).astype(np.int64)
+        shares = draw.dirichlet(np.full(clients, alpha))
+        ends = np.round(np.cumsum(shares) * len(rows)).astype(np.int64)
         ends[-1] = len(rows)
         owner[rows] = np.repeat(np.arange(clients), np.diff(ends, prepend=0))
     sizes = np.bincount(owner, minlength=clients)

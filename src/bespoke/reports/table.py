@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -18,13 +20,11 @@ from bespoke.metrics.summary import (
     metric_name,
     number,
     p_text,
-    percent,
     signed_change,
     size,
     with_interval,
 )
 
-WIDE = 100  # columns from which an interval fits beside its number
 _COLOURS = {"better": "green", "worse": "red", "mixed": "yellow", "unclear": ""}
 
 
@@ -34,19 +34,22 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
     console.print(render(summary, console.width))
 
 
-def render(summary: Summary, width: int = WIDE) -> RenderableType:
+def render(summary: Summary, width: int = 100) -> RenderableType:
     """The table, what its columns mean, and the answer, for a terminal of this width."""
+    # From roomy to dense, the first that fits: nothing is cut off that could be put below.
+    for airy, beside in ((True, " "), (False, " "), (False, "\n")):
+        table = _table(summary, airy, beside)
+        if Console(width=1_000).measure(table).maximum <= width:
+            break
     first, *rest = summary.answer
     details = Table.grid(padding=(0, 1))
     for sentence in rest:
         details.add_row("•", Text(sentence))
-    return Group(
-        _table(summary, width), Padding(Text(first, "bold"), (1, 1)), Padding(details, (0, 1), expand=False)
-    )  # fmt: skip
+    return Group(table, Padding(Text(first, "bold"), (1, 1)), Padding(details, (0, 1), expand=False))
 
 
-def _table(summary: Summary, width: int) -> Table:
-    wide = width >= WIDE
+def _table(summary: Summary, airy: bool, beside: str) -> Table:
+    """`beside` joins a number to its spread or interval: a space, or a new line where there is little room."""
     seeds = count(len(summary.seeds), "seed")
     arrow = "lower is better" if summary.lower_is_better else "higher is better"
     table = Table(
@@ -57,14 +60,13 @@ def _table(summary: Summary, width: int) -> Table:
         title_justify="left",
         caption=Text(_caption(summary), style="dim"),
         caption_justify="left",
-        padding=(0, 1) if wide else (0, 1, 0, 0),
-        pad_edge=wide,
+        padding=(0, 1) if airy else (0, 1, 0, 0),
+        pad_edge=airy,
     )
-    names = [_name(method, wide) for method in summary.methods]
-    table.add_column("method", min_width=min(max(len(word) for name in names for word in name.split() or [""]), 16))
-    table.add_column(f"{metric_name(summary.metric)} ± sd", justify="right", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    table.add_column(f"{metric_name(summary.metric)}{beside}± sd", justify="right", no_wrap=True)
     if summary.compared:
-        table.add_column("change" if wide else "change\n95 %", justify="right", no_wrap=True)
+        table.add_column(f"change{beside}95 %", justify="right", no_wrap=True)
         table.add_column("p", justify="right", no_wrap=True)
         table.add_column("hurt", justify="right", no_wrap=True)
     table.add_column("worst\n10 %", justify="right", no_wrap=True)
@@ -72,35 +74,30 @@ def _table(summary: Summary, width: int) -> Table:
     table.add_column("steps\n/client", justify="right", no_wrap=True)
     for method in summary.methods:
         style = "bold" if method.label == summary.best and len(summary.methods) > 1 else ""
-        table.add_row(*_row(summary, method, wide), style=style)
+        table.add_row(*_row(summary, method, beside), style=style)
     return table
 
 
-def _row(summary: Summary, method: MethodSummary, wide: bool) -> list[Text]:
+def _row(summary: Summary, method: MethodSummary, beside: str) -> list[Text]:
     against, cost = method.against, method.cost
     cells = [
-        Text(_name(method, wide)),
-        Text(f"{number(method.mean.value, 3)} ± {number(method.deviation.value, 2)}"),
+        Text(textwrap.fill(method.title, 16 if beside == " " else 10)),
+        Text(f"{number(method.mean.value, 3)}{beside}± {number(method.deviation.value, 2)}"),
     ]
     if summary.compared and against is None:
         cells += [Text("baseline" if method.label == summary.baseline else UNDEFINED, "dim"), Text(""), Text("")]
     elif against:
         _, low, high = with_interval(*change_of(summary, against))
         change = Text.assemble((signed_change(summary, method), _COLOURS[against.verdict]))
-        change.append(f"{' ' if wide else chr(10)}[{low}, {high}]", "dim")
+        change.append(f"{beside}[{low}, {high}]", "dim")
         cells += [
             change,
             Text(p_text(against.p_holm).removeprefix("p ").removeprefix("= ").replace("< ", "<")),
-            Text(f"{percent(100 * against.hurt.value)} %"),
+            Text(f"{100 * against.hurt.value:.0f} %"),
         ]
     cells.append(Text(number(method.worst_tenth.value, 3)))
     cells += [Text(size(cost.bytes)), Text(f"{cost.steps:,.0f}")] if cost else [Text(UNDEFINED)] * 2
     return cells
-
-
-def _name(method: MethodSummary, wide: bool) -> str:
-    """The title, or the label where a long title would break the line."""
-    return method.title if wide or len(method.title) <= 12 else method.label
 
 
 def _caption(summary: Summary) -> str:

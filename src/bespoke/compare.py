@@ -1,0 +1,165 @@
+"""`bespoke compare`: does personalization help here, which method, by how much, who is hurt, what does it cost?
+
+Every method is tuned on validation data with the first seed, then run with every seed; all of it lies on disk, the
+tuning runs included, and a comparison that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bespoke.config import ExperimentConfig, checked
+from bespoke.data.arrays import write_text
+from bespoke.data.population import Population
+from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.errors import UserError, unknown
+from bespoke.experiments import build, load_population, resolved, to_toml
+from bespoke.method import Method
+from bespoke.methods import METHODS
+from bespoke.rounds import Experiment, Progress, Run, Silent
+from bespoke.runfolder import FORMAT, RunFolder
+from bespoke.tensors import count
+
+DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
+
+
+@dataclass
+class Comparison:
+    """Methods times seeds on one dataset; `base` is an experiment without stages."""
+
+    base: dict[str, Any]
+    folder: Path
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    seeds: int = 3
+    rounds: int = 60
+    tune: bool = True
+    command: str = ""
+    progress: Progress = field(default_factory=Silent)
+    stop: Callable[[], bool] = lambda: False
+    how: EngineChoice | None = None
+
+    def run(self) -> Path:
+        """Tune, run, and write compare.json; returns the folder."""
+        for name in self.methods:
+            if name not in METHODS:
+                raise unknown("method", name, METHODS, "--methods")
+        first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
+        population = load_population(first)
+        chosen: dict[str, dict[str, Any]] = {}
+        tuning: dict[str, list[dict[str, Any]]] = {}
+        needed = list(dict.fromkeys([*(METHODS[m].after for m in self.methods if METHODS[m].after), *self.methods]))
+        for name in needed:
+            chosen[name], tuning[name] = self._tuned(name, population, chosen)
+        experiment: Experiment | None = None
+        for name, seed in itertools.product(self.methods, range(self.seeds)):
+            config = self._config(name, seed, chosen)
+            experiment = build(config, population)
+            self._execute(experiment, config, self.folder / "runs" / f"{name}-seed{seed}")
+        assert experiment is not None
+        write_text(self.folder / "compare.json", json.dumps(self._about(experiment, chosen, tuning), indent=1))
+        return self.folder
+
+    def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        method = METHODS[name]
+        before = self._stages(method.after, chosen) if method.after else []
+        own: dict[str, Any] = {"method": name, **chosen.get(name, {})}
+        if method.trains:
+            own["rounds"] = self.rounds
+        return [*before, own]
+
+    def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
+        return checked({**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}, f"compare: {name}")
+
+    def _tuned(
+        self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The knobs that do best on the validation data of the first seed, and what was tried."""
+        method = METHODS[name]
+        if not (self.tune and method.tunes):
+            return {}, []
+        tried = []
+        for values in itertools.product(*method.tunes.values()):
+            knobs = dict(zip(method.tunes, values))
+            config = self._config(name, 0, {**chosen, name: knobs})
+            path = self.folder / "tuning" / "-".join([name, *(f"{knob}{value:g}" for knob, value in knobs.items())])
+            result = self._execute(build(config, population), config, path, select_only=True)
+            tried.append({"knobs": knobs, "validation": result["validation"]})
+        usable = [trial for trial in tried if trial["validation"] is not None]
+        if not usable:
+            raise UserError(f"{name}: training diverged at every setting tried ({len(tried)}); are the features scaled?")
+        sign = 1 if self._lower_is_better else -1
+        best = min(usable, key=lambda trial: sign * trial["validation"])
+        return best["knobs"], tried
+
+    def _execute(
+        self, experiment: Experiment, config: ExperimentConfig, path: Path, select_only: bool = False
+    ) -> dict[str, Any]:
+        self._lower_is_better = experiment.lower_is_better
+        text = to_toml(config)
+        if (path / "config.toml").exists() and (path / "config.toml").read_text(encoding="utf-8") != text:
+            raise UserError(
+                f"{path} holds another experiment than the one asked for now; resume with the same options or choose "
+                "another folder with --out"
+            )
+        folder = RunFolder.create(path, text)
+        with folder.locked():
+            run = Run(experiment, folder, self.progress, self.folder / "stages", select_only, self.how, self.stop)
+            result = run.run()
+        self.how = EngineChoice(**json.loads((path / "engine.json").read_text()))
+        return result
+
+    def _about(self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
+        population, split = experiment.population, experiment.split
+        about = population.about
+        return {
+            "format": FORMAT,
+            "title": about.get("title", about["name"]),
+            "metric": experiment.metric,
+            "lower_is_better": experiment.lower_is_better,
+            "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
+            "methods": [
+                {**describe(METHODS[name]), "label": name, "stages": self._stages(name, chosen),
+                 "chosen": chosen.get(name, {}), "tuning": tuning.get(name, [])}
+                for name in self.methods
+            ],
+            "seeds": list(range(self.seeds)),
+            "data": {
+                "name": about["name"], "title": about.get("title", ""), "clients": len(population),
+                "examples": population.rows, "groups": len(population.groups), "features": about.get("features", []),
+                "target": about.get("target", ""), "task": about["task"], "licence": about.get("licence", ""),
+                "notes": about.get("notes", []),
+            },
+            "split": {**resolved(self._config(self.methods[0], 0, chosen))["split"],
+                      "train_clients": len(split.train.clients), "test_clients": len(split.test.query.clients),
+                      "train_rows": int(split.train.sizes().sum()), "validation_rows": int(split.selection.validation.sizes().sum()),
+                      "query_rows": int(split.test.query.sizes().sum())},
+            "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
+            "engine": {"text": self.how.text() if self.how else ""},
+            "cohort": experiment.cohort,
+            "command": self.command,
+            "versions": {"python": platform.python_version(), **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")}},
+        }  # fmt: skip
+
+
+def describe(method: type[Method]) -> dict[str, Any]:
+    """What a method does, what travels, what stays private: read off its declarations."""
+    return {
+        "name": method.name,
+        "title": method.__name__,
+        "summary": (method.__doc__ or "").strip().splitlines()[0],
+        "paper": method.paper,
+        "down": method.downlink,
+        "travels": {name: reveal.value for name, reveal in method.uplink.items()},
+        "reveals": {name: reveal.name for name, reveal in method.uplink.items()},
+        "private": method.private,
+        "personal": method.personal,
+        "unseen": method.unseen,
+        "rounds": method.trains,
+    }

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bespoke.data.partition import by_column, client_names, dirichlet, power_law, shards
+from bespoke.errors import UserError
+
+labels_of = st.lists(st.integers(0, 4), min_size=20, max_size=200).map(np.array)
+clients_of = st.integers(1, 10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels_of, clients_of, st.floats(0.01, 100), st.integers(0, 2), st.integers(0, 9))
+def test_dirichlet_gives_every_row_to_one_client_and_every_client_its_minimum(labels, clients, alpha, minimum, seed):
+    owner = dirichlet(labels, clients, alpha, seed, minimum)
+    sizes = np.bincount(owner, minlength=clients)
+    assert owner.shape == labels.shape
+    assert len(sizes) == clients
+    assert sizes.min() >= minimum
+    assert (owner == dirichlet(labels, clients, alpha, seed, minimum)).all()
+
+
+def test_dirichlet_alpha_goes_from_alike_to_apart():
+    labels = np.repeat(np.arange(4), 1000)
+
+    def largest_share(alpha: float) -> float:
+        owner = dirichlet(labels, 10, alpha, seed=1)
+        table = np.array([[((owner == c) & (labels == k)).sum() for k in range(4)] for c in range(10)])
+        return float((table.max(1) / table.sum(1)).mean())
+
+    assert largest_share(1000.0) < 0.3  # four classes, nearly a quarter each
+    assert largest_share(0.05) > 0.7
+
+
+def test_dirichlet_depends_on_the_seed():
+    labels = np.repeat(np.arange(4), 50)
+    assert (dirichlet(labels, 5, 1.0, seed=0) != dirichlet(labels, 5, 1.0, seed=1)).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels_of, clients_of, st.integers(1, 2), st.integers(0, 9))
+def test_shards_are_equal_and_cover_all_rows(labels, clients, per_client, seed):
+    owner = shards(labels, clients, per_client, seed)
+    sizes = np.bincount(owner, minlength=clients)
+    assert sizes.sum() == len(labels)
+    assert sizes.max() - sizes.min() <= per_client  # a shard is larger than another by one row at most
+
+
+def test_shards_of_mcmahan():
+    labels = np.tile(np.arange(10), 60)  # 600 rows, 20 shards of 30: each shard holds one class
+    owner = shards(labels, clients=10, shards_per_client=2, seed=3)
+    assert (np.bincount(owner) == 60).all()
+    assert all(len(np.unique(labels[owner == c])) <= 2 for c in range(10))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 9))
+def test_power_law_gives_each_client_its_classes(clients, per_client, seed):
+    labels = np.tile(np.arange(5), 100)
+    owner = power_law(labels, clients, per_client, seed)
+    for client in range(clients):
+        held = labels[owner == client]
+        assert set(held) == {(client + j) % 5 for j in range(per_client)}
+        assert (np.bincount(held, minlength=5)[list(set(held))] >= 5).all()
+    used_classes = {(c + j) % 5 for c in range(clients) for j in range(per_client)}
+    unused = (owner == -1) & np.isin(labels, list(used_classes))
+    assert unused.sum() <= clients * per_client  # less than one row per rounding
+
+
+def test_power_law_sizes_are_uneven():
+    labels = np.repeat(np.arange(10), 700)
+    owner = power_law(labels, 100, 2, seed=0)
+    sizes = np.bincount(owner[owner >= 0])
+    assert sizes.min() >= 10
+    assert sizes.max() > 10 * np.median(sizes)
+
+
+def test_by_column_and_names():
+    assert by_column([3, 1, 3]).tolist() == ["3", "1", "3"]
+    assert client_names(np.array([0, 10, 2])).tolist() == ["00", "10", "02"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda y: dirichlet(y, 30, 0.5, 0), "30 clients of at least 1 rows need more than the 20 rows"),
+        (lambda y: dirichlet(y, 0, 0.5, 0), "clients is 0"),
+        (lambda y: dirichlet(y, 2, -1.0, 0), "alpha is -1"),
+        (lambda y: shards(y, 11, 2, 0), "22 shards need at least as many rows"),
+        (lambda y: power_law(y, 2, 3, 0), "only 2 classes"),
+        (lambda y: power_law(y, 10, 2, 0), "a class of 10 rows cannot give 5 rows to each of the 10 clients"),
+        (lambda y: dirichlet(y[:0], 2, 0.5, 0), "no rows"),
+    ],
+)
+def test_errors_say_what_is_wrong(call, message):
+    with pytest.raises(UserError, match=message):
+        call(np.repeat([0, 1], 10))
