@@ -75,7 +75,9 @@ class Comparison:
         return [*before, own]
 
     def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
-        return checked({**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}, f"compare: {name}")
+        return checked(
+            {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}, f"compare: {name}"
+        )
 
     def _tuned(
         self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
@@ -93,7 +95,9 @@ class Comparison:
             tried.append({"knobs": knobs, "validation": result["validation"]})
         usable = [trial for trial in tried if trial["validation"] is not None]
         if not usable:
-            raise UserError(f"{name}: training diverged at every setting tried ({len(tried)}); are the features scaled?")
+            raise UserError(
+                f"{name}: training diverged at every setting tried ({len(tried)}); are the features scaled?"
+            )
         sign = 1 if self._lower_is_better else -1
         best = min(usable, key=lambda trial: sign * trial["validation"])
         return best["knobs"], tried
@@ -125,27 +129,45 @@ class Comparison:
             "lower_is_better": experiment.lower_is_better,
             "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
             "methods": [
-                {**describe(METHODS[name]), "label": name, "stages": self._stages(name, chosen),
-                 "chosen": chosen.get(name, {}), "tuning": tuning.get(name, [])}
+                {
+                    **describe(METHODS[name]),
+                    "label": name,
+                    "stages": self._stages(name, chosen),
+                    "chosen": chosen.get(name, {}),
+                    "tuning": tuning.get(name, []),
+                }
                 for name in self.methods
             ],
             "seeds": list(range(self.seeds)),
             "data": {
-                "name": about["name"], "title": about.get("title", ""), "clients": len(population),
-                "examples": population.rows, "groups": len(population.groups), "features": about.get("features", []),
-                "target": about.get("target", ""), "task": about["task"], "licence": about.get("licence", ""),
+                "name": about["name"],
+                "title": about.get("title", ""),
+                "clients": len(population),
+                "examples": population.rows,
+                "groups": len(population.groups),
+                "features": about.get("features", []),
+                "target": about.get("target", ""),
+                "task": about["task"],
+                "licence": about.get("licence", ""),
                 "notes": about.get("notes", []),
             },
-            "split": {**resolved(self._config(self.methods[0], 0, chosen))["split"],
-                      "train_clients": len(split.train.clients), "test_clients": len(split.test.query.clients),
-                      "train_rows": int(split.train.sizes().sum()), "validation_rows": int(split.selection.validation.sizes().sum()),
-                      "query_rows": int(split.test.query.sizes().sum())},
+            "split": {
+                **resolved(self._config(self.methods[0], 0, chosen))["split"],
+                "train_clients": len(split.train.clients),
+                "test_clients": len(split.test.query.clients),
+                "train_rows": int(split.train.sizes().sum()),
+                "validation_rows": int(split.selection.validation.sizes().sum()),
+                "query_rows": int(split.test.query.sizes().sum()),
+            },
             "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
             "engine": {"text": self.how.text() if self.how else ""},
             "cohort": experiment.cohort,
             "command": self.command,
-            "versions": {"python": platform.python_version(), **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")}},
-        }  # fmt: skip
+            "versions": {
+                "python": platform.python_version(),
+                **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")},
+            },
+        }
 
 
 def describe(method: type[Method]) -> dict[str, Any]:

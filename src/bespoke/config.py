@@ -17,26 +17,38 @@ class _Strict(BaseModel):
 
 
 class DataConfig(_Strict):
-    source: str | None = Field(None, description="a built-in source; see `bespoke data`")
-    table: str | None = Field(None, description="a CSV or Parquet file of your own")
-    client: str | None = Field(None, description="the table's client column (several: joined by commas)")
-    target: str | None = Field(None, description="the table's target column")
-    group: str | None = Field(None, description="the table's group column")
-    time: str | None = Field(None, description="the table's time column, for splits by time")
-    features: list[str] | None = Field(None, description="the table's feature columns (default: all others)")
-    task: Literal["regression", "classification"] | None = Field(None, description="default: inferred from the target")
-    options: dict[str, Any] = Field({}, description="options of the source")
-    standardize: Literal["global", "client", "none"] | None = Field(None, description="default: what the source advises")
+    source: str | None = Field(default=None, description="a built-in source; see `bespoke data`")
+    table: str | None = Field(default=None, description="a CSV or Parquet file of your own")
+    client: str | None = Field(default=None, description="the table's client column (several: joined by commas)")
+    target: str | None = Field(default=None, description="the table's target column")
+    group: str | None = Field(default=None, description="the table's group column")
+    time: str | None = Field(default=None, description="the table's time column, for splits by time")
+    features: list[str] | None = Field(default=None, description="the table's feature columns (default: all others)")
+    task: Literal["regression", "classification"] | None = Field(
+        default=None, description="default: inferred from the target"
+    )
+    options: dict[str, Any] = Field(default={}, description="options of the source")
+    standardize: Literal["global", "client", "none"] | None = Field(
+        default=None, description="default: what the source advises"
+    )
 
 
 class SplitConfig(_Strict):
     protocol: Literal["cross-silo", "cross-device"] = "cross-silo"
-    fractions: tuple[float, float, float] = Field((0.6, 0.2, 0.2), description="cross-silo: train, validation, query rows")
-    held_out: tuple[float, float] = Field((0.15, 0.2), description="cross-device: fractions of validation and test clients")
-    adapt: float = Field(0.5, gt=0, lt=1, description="cross-device: fraction of a held-out client's rows it adapts on")
-    own_validation: float = Field(0.0, ge=0, lt=1, description="cross-device: rows a test client chooses on by itself")
+    fractions: tuple[float, float, float] = Field(
+        default=(0.6, 0.2, 0.2), description="cross-silo: train, validation, query rows"
+    )
+    held_out: tuple[float, float] = Field(
+        default=(0.15, 0.2), description="cross-device: fractions of validation and test clients"
+    )
+    adapt: float = Field(
+        default=0.5, gt=0, lt=1, description="cross-device: fraction of a held-out client's rows it adapts on"
+    )
+    own_validation: float = Field(
+        default=0.0, ge=0, lt=1, description="cross-device: rows a test client chooses on by itself"
+    )
     order: Literal["random", "time", "stored", "motley"] = "random"
-    seed: int | None = Field(None, description="default: the experiment's seed")
+    seed: int | None = Field(default=None, description="default: the experiment's seed")
 
 
 class ModelConfig(_Strict):
@@ -45,28 +57,32 @@ class ModelConfig(_Strict):
 
 
 class CohortConfig(_Strict):
-    size: int | None = Field(None, ge=1, description="clients per round; default: all up to 200, else 100")
+    size: int | None = Field(default=None, ge=1, description="clients per round; default: all up to 200, else 100")
     sampling: Literal["uniform", "poisson", "round-robin", "importance", "full"] = "uniform"
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability that a contacted client never answers")
-    over_select: float = Field(1.0, ge=1, description="contact this many times as many clients, keep the first to report")
-    straggle: float = Field(0.0, ge=0, description="spread of the clients' speeds (of the logarithm)")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a contacted client never answers")
+    over_select: float = Field(
+        default=1.0, ge=1, description="contact this many times as many clients, keep the first to report"
+    )
+    straggle: float = Field(default=0.0, ge=0, description="spread of the clients' speeds (of the logarithm)")
 
 
 class EngineConfig(_Strict):
     kind: Literal["auto", "looped", "vectorized"] = "auto"
-    chunk: int | None = Field(None, ge=1, description="clients vectorized at a time")
-    workers: int | None = Field(None, ge=0, description="worker processes; 0: in this process")
+    chunk: int | None = Field(default=None, ge=1, description="clients vectorized at a time")
+    workers: int | None = Field(default=None, ge=0, description="worker processes; 0: in this process")
 
 
 class TransformConfig(_Strict):
-    clip: float | None = Field(None, gt=0, description="largest norm of what a client sends as `delta`")
+    clip: float | None = Field(default=None, gt=0, description="largest norm of what a client sends as `delta`")
 
 
 class ExperimentConfig(_Strict):
     label: str = ""
     seed: int = 0
-    metric: str | None = Field(None, description="default: the task's first")
-    evaluate_every: int = Field(0, ge=0, description="rounds between points of the learning curve; 0: ten in all")
+    metric: str | None = Field(default=None, description="default: the task's first")
+    evaluate_every: int = Field(
+        default=0, ge=0, description="rounds between points of the learning curve; 0: ten in all"
+    )
     data: DataConfig = DataConfig(source="chem97")
     split: SplitConfig = SplitConfig()
     model: ModelConfig = ModelConfig()
@@ -94,7 +110,9 @@ def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentCon
 def _apply(raw: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
-        raise UserError(f"--set takes key=value, got {override!r}; for example --set cohort.size=50 or --set stage.0.lr=0.1")
+        raise UserError(
+            f"--set takes key=value, got {override!r}; for example --set cohort.size=50 or --set stage.0.lr=0.1"
+        )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -169,7 +187,7 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str) -> dict[str, Any]
                 nested[entry.name] = inner_type(**check_knobs(inner_type, inner, f"{where}: {entry.name}"))
             continue
         default = entry.default if entry.default is not MISSING else None
-        settings[entry.name] = (hints[entry.name], Field(default, **entry.metadata.get("bounds", {})))
+        settings[entry.name] = (hints[entry.name], Field(default=default, **entry.metadata.get("bounds", {})))
     model = create_model(f"{kind.__name__} knobs", __config__=ConfigDict(extra="forbid"), **settings)
     try:
         found = model.model_validate({k: v for k, v in knobs.items() if k not in nested})

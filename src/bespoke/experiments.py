@@ -13,6 +13,7 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
 from bespoke.errors import unknown
+from bespoke.method import Transform
 from bespoke.models import build_task
 from bespoke.privacy.clip import Clip
 from bespoke.rounds import Experiment, Stage
@@ -26,7 +27,8 @@ def load_population(config: ExperimentConfig) -> Population:
     if data.table:
         from bespoke.data.table import read_table
 
-        assert data.client and data.target
+        assert data.client
+        assert data.target
         return read_table(
             Path(data.table), data.client, data.target,
             group=data.group, features=data.features, time=data.time, task=data.task,
@@ -60,6 +62,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
     sampling = config.cohort.model_dump(exclude={"size"})
+    transforms: tuple[Transform, ...] = (Clip(config.transform.clip),) if config.transform.clip else ()
     return Experiment(
         label=config.label or stages[-1].method.name,
         population=prepared,
@@ -70,7 +73,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         seed=config.seed,
         cohort=min(size, max(trained, 1)),
         sampling=sampling,
-        transforms=(Clip(config.transform.clip),) if config.transform.clip else (),
+        transforms=transforms,
         evaluate_every=config.evaluate_every or max(most // 10, 1),
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
@@ -83,7 +86,9 @@ def make_split(population: Population, config: ExperimentConfig) -> Split:
     if options.protocol == "cross-silo":
         return cross_silo(population, options.fractions, seed, options.order)
     role = None
-    if "role" in population.columns:  # the source says who is held out; validation clients come from its training clients
+    if (
+        "role" in population.columns
+    ):  # the source says who is held out; validation clients come from its training clients
         from bespoke.randomness import uniform
 
         role = population.columns["role"].numpy()[population.offsets[:-1]].astype("int64")

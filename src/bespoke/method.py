@@ -48,7 +48,8 @@ class Batching:
 class Batches(Protocol):
     """One client's minibatches; the engine decides how they come about."""
 
-    examples: Tensor  # how many rows the client has, as a float scalar
+    @property
+    def examples(self) -> Tensor: ...  # how many rows the client has, as a float scalar
 
     def __len__(self) -> int: ...
     def __getitem__(self, step: int) -> Params: ...
@@ -141,7 +142,8 @@ class Method:
 class Transform(Protocol):
     """Clip, noise, compress: a client half on what leaves, a server half on the sum, undone in reverse order."""
 
-    fields: tuple[str, ...]  # the uplink fields it acts on; empty: all of them
+    @property
+    def fields(self) -> tuple[str, ...]: ...  # the uplink fields it acts on
 
     def client(self, up: Tree) -> Tree: ...
     def server(self, cohort: Cohort) -> Cohort: ...

@@ -1,4 +1,4 @@
-"""The only training loop there is: stages of rounds, with checkpoints, then the making and scoring of personal models."""
+"""The only training loop there is: stages of rounds with checkpoints, then the personal models and their scores."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ class Run:
                 if place == 0:
                     self.folder.truncate_logs({})
                     floats = int(experiment.population.about.get("statistics_floats", 0))
-                    self.folder.append("ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients)))
+                    self.folder.append(
+                        "ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients))
+                    )
                 self._save(engine, place, -1, {"params": params})
             else:
                 self.folder.truncate_logs(found.logs)
@@ -169,7 +171,9 @@ class Run:
         if not stage.rounds:
             return server
         self.progress.begin(f"{experiment.label}: {method.name}", stage.rounds, begin)
-        sampler = Sampler(experiment.split.train, experiment.seed + 7919 * place, experiment.cohort, **experiment.sampling)
+        sampler = Sampler(
+            experiment.split.train, experiment.seed + 7919 * place, experiment.cohort, **experiment.sampling
+        )
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
@@ -253,11 +257,13 @@ class Run:
         key = int(mix("personalize", self.experiment.seed))
         support = split.selection.support if "query" not in parts else split.test.support
         raw = engine.examine(server, clients, support, parts, key)
-        kinds = {"validation": ValidationScores, "query": QueryScores}
-        return {part: kinds[part](clients, sums) for part, sums in raw.items()}
+        return {
+            part: QueryScores(clients, sums) if part == "query" else ValidationScores(clients, sums)
+            for part, sums in raw.items()
+        }
 
     def _pick(self, method: Method, scores: ValidationScores) -> Choice:
-        who = getattr(method, "choose", "global")
+        who: Any = getattr(method, "choose", "global")
         allowed = None
         if not getattr(method, "keep_shared", True):
             allowed = list(range(1, len(method.candidates())))
@@ -334,7 +340,11 @@ class Run:
         task, metric = experiment.task, experiment.metric
         rounds = self.folder.read_log("rounds.jsonl")
         lines = self.folder.read_log("ledger.jsonl")
-        curve = {names[k]: float(v) for k, v in enumerate(np.nanmean(chosen_on.values(metric), axis=0))} if chosen_on else {}
+        curve = (
+            {names[k]: float(v) for k, v in enumerate(np.nanmean(chosen_on.values(metric), axis=0))}
+            if chosen_on
+            else {}
+        )
         common = names[picked.default]
         result = {
             "label": experiment.label, "seed": experiment.seed, "metric": metric,
@@ -361,7 +371,7 @@ class Run:
             return len(self.experiment.population) - len(split.test.query.clients)
         return 0
 
-    # -- stages that several runs share ----------------------------------------------------------------------------------
+    # -- stages that several runs share -----------------------------------------------------------------------
     def _stage_key(self, place: int) -> str:
         config = {k: v for k, v in self.experiment.config.items() if k not in ("label", "metric", "stage")}
         stages = self.experiment.config.get("stage", [])[: place + 1]

@@ -3,7 +3,8 @@
 config.toml      the resolved experiment          rounds.jsonl   one line a round: cohort, cost, validation metrics
 engine.json      how clients are executed         ledger.jsonl   one line a round: bytes, steps, what was revealed
 clients.parquet  one row a test client            result.json    written last: totals; without it a run is unfinished
-checkpoints/     server state, counters; private/ segments of private state        timing.jsonl   wall time, not a result
+checkpoints/     server state and counters        private/       segments of private state
+timing.jsonl     wall time: not a result
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config)
         except PermissionError as error:
-            raise UserError(f"no permission to write to {path} ({error.strerror}); choose another place with --out") from None
+            raise UserError(
+                f"no permission to write to {path} ({error.strerror}); choose another place with --out"
+            ) from None
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{path} cannot be made a folder: a file of that name is in the way") from None
         return folder

@@ -73,7 +73,7 @@ def choose(
         return Choice(int(candidates[-1]), {})
     worst = np.inf if lower_is_better else -np.inf
     cost = np.where(np.isnan(values), worst, values) * (1 if lower_is_better else -1)
-    seen = ~np.isnan(values).all(axis=1)
+    seen: NDArray[np.bool_] = np.asarray(~np.isnan(values).all(axis=1))
     if not seen.any():
         return Choice(int(candidates[0]), {})
     mean = cost[seen][:, candidates].mean(axis=0)

@@ -92,7 +92,7 @@ def write_mnist(folder, train=12, test=6):
 
 def test_mnist_writers_of_a_small_file(folder):
     write_mnist(folder)
-    population = load_source("mnist_writers")
+    population = load_source("mnist-writers")
     assert list(population.ids) == ["0000", "0001", "0002", "0100", "0101", "0102"]
     assert population.columns["y"][:4].tolist() == [0, 3, 6, 9]  # rows 0, 3, 6, 9 are writer 0's
     assert population.columns["role"].tolist() == [0] * 12 + [2] * 6
@@ -131,10 +131,10 @@ def test_writers_that_do_not_fit_the_images(folder):
     path = folder / "mnist_writers" / "qmnist-train-labels-idx2-int.gz"
     write_idx(path, np.full((12, 8), 7, dtype=np.int32))
     with pytest.raises(UserError, match=r"found class 7 at row 0 \(11 rows differ\), expected MNIST's label 0"):
-        load_source("mnist_writers")
+        load_source("mnist-writers")
     write_idx(path, np.zeros((3, 8), dtype=np.int32))
     with pytest.raises(UserError, match="found 3 rows of 8, expected 12 rows or more"):
-        load_source("mnist_writers")
+        load_source("mnist-writers")
 
 
 # School
@@ -264,7 +264,7 @@ def test_damaged_shakespeare(folder):
         file["examples/A/words"] = [1]
     with pytest.raises(UserError, match="examples/A without snippets"):
         load_source("shakespeare")
-    with pytest.raises(UserError, match="'length' .* is 0"):
+    with pytest.raises(UserError, match=r"'length' .* is 0"):
         load_source("shakespeare", length=0)
 
 

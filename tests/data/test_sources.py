@@ -32,7 +32,7 @@ def test_unknown_names_and_options():
         load_source("digits", client=3)
     with pytest.raises(UserError, match="option 'clients' of the source 'digits' is '3'; it has to be of type int"):
         load_source("digits", clients="3")
-    with pytest.raises(UserError, match="'shard'.*Did you mean 'shards'"):
+    with pytest.raises(UserError, match=r"'shard'.*Did you mean 'shards'"):
         load_source("digits", partition="shard")
     with pytest.raises(UserError, match="type int"):
         load_source("digits", clients=True)
@@ -53,8 +53,10 @@ def test_files_are_looked_for_in_both_folders(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_describes_itself(name, real_data):
+def test_every_source_describes_itself(name, request):
     source = SOURCES[name]
+    if source.kind == "files":
+        request.getfixturevalue("real_data")
     population = load_source(name)
     about, columns = population.about, population.columns
     assert (len(population), population.rows) == (source.clients, source.examples)
@@ -77,7 +79,7 @@ def test_every_source_describes_itself(name, real_data):
 
 
 def test_writers_train_and_test_apart(real_data):
-    population = load_source("mnist_writers")
+    population = load_source("mnist-writers")
     role = population.columns["role"].numpy()[population.offsets[:-1]].astype(np.int64)
     assert (np.bincount(role) == [539, 0, 297]).all()
     assert population.about["roles"] == {"train": 539, "test": 297}

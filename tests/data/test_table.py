@@ -153,7 +153,7 @@ def test_time_is_kept_for_splits(tmp_path):
     assert timed.columns["time"][0].item() == 1260759144.0
     assert said(timed, "1 rows have no time")
     words = write(tmp_path, "who,when,x,y\na,soon,1,1.5\na,later,2,2.5\nb,soon,3,3.5\n")
-    with pytest.raises(UserError, match="time column 'when' of table.csv holds string"):
+    with pytest.raises(UserError, match=r"time column 'when' of table.csv holds string"):
         read_table(words, "who", "y", time="when")
 
 
@@ -242,12 +242,12 @@ GOOD = "who,x,y\na,1,1.5\na,2,2.5\nb,3,3.5\n"
         ("who,x,y\n", {}, "table.csv is empty: it has 3 columns and no rows"),
         ("who,x,y\na,1,1.5\na,2\nb,3,3.5\n", {}, "Expected 3 columns, got 2"),
         ("who,x,x,y\na,1,1,1.5\na,2,2,2.5\n", {}, "several columns of one name: 'x'"),
-        ("who,x,y\na,1,1.5\na,2,1.5\nb,3,1.5\n", {}, "the target 'y' is .*1.5.* in every row"),
+        ("who,x,y\na,1,1.5\na,2,1.5\nb,3,1.5\n", {}, "the target 'y' is 1.5 in every row"),
         ("who,x,y\na,1,no\na,2,no\nb,3,no\n", {}, "the target 'y' is 'no' in every row"),
         ("who,x,y\na,1,1.5\na,2,2.5\n", {}, "has one client only, who = 'a'"),
         ("who,x,y\na,1,1.5\nb,2,2.5\nc,3,3.5\n", {}, "different in each of the 3 rows"),
         ("who,x,y\na,1,1.5\na,1,2.5\nb,1,3.5\n", {}, "no usable feature .*same in every row: x"),
-        ("who,y\na,1.5\na,2.5\nb,3.5\n", {}, "no usable feature .*there is no other column|no usable feature"),
+        ("who,y\na,1.5\na,2.5\nb,3.5\n", {}, "no usable feature beside .*: there is no other column"),
         ("who,x,y\na,1,\n,2,2\nb,3,\n", {}, "table.csv has no usable row: 1 of 3 .* client .* 2 of 3 .* target"),
         ("who,x,y\na,1,u\na,2,v\nb,3,w\n", {}, "has 3 different values in 3 rows: too many for classes"),
         ("who,x,y\na,1,2020-01-01\na,2,2020-01-02\nb,3,2020-01-03\n", {}, "the target 'y' holds date32"),

@@ -27,8 +27,8 @@ def load() -> Population:
     """MNIST's 70,000 digits, a client per writer; the column `role` is 0 for training writers, 2 for test writers."""
     images, labels, writers, series, roles = [], [], [], [], []
     for mnist_name, qmnist_name, part_role in (("train", "train", TRAIN), ("t10k", "test", TEST)):
-        pictures, classes = _mnist(mnist_name, "mnist_writers")
-        path = find_file(f"mnist_writers/qmnist-{qmnist_name}-labels-idx2-int.gz", "mnist_writers")
+        pictures, classes = _mnist(mnist_name, "mnist-writers")
+        path = find_file(f"mnist_writers/qmnist-{qmnist_name}-labels-idx2-int.gz", "mnist-writers")
         rows = read_idx(path, ndim=2)
         # QMNIST's test file goes on after MNIST's 10,000 test images.
         if rows.shape[1] != 8 or len(rows) < len(classes):
@@ -46,7 +46,7 @@ def load() -> Population:
     writer, role = np.concatenate(writers).astype(np.int64), np.concatenate(roles)
     counts = {"train": len(np.unique(writer[role == TRAIN])), "test": len(np.unique(writer[role == TEST]))}
     about = _about(
-        "mnist_writers",
+        "mnist-writers",
         roles=counts,
         role="the column 'role' of a client's rows: 0 for a training writer, 2 for a test writer",
         notes=[

@@ -91,8 +91,8 @@ class Population:
                 stray = int(np.searchsorted(offsets, strays[0], side="right")) - 1
                 found = sorted(set(labels[offsets[stray] : offsets[stray + 1]]))
                 raise UserError(
-                    f"client {ids[stray]!r} appears in {len(found)} groups ({', '.join(found[:5])}): two clients of one "
-                    "id? Name the client by both columns, as in --client GROUP,CLIENT"
+                    f"client {str(ids[stray])!r} appears in {len(found)} groups ({', '.join(found[:5])}): two clients "
+                    "of one id? Name the client by both columns, as in --client GROUP,CLIENT"
                 )
             group_names, kept = np.unique(first, return_inverse=True)
         listed = ids.tolist()
@@ -114,7 +114,7 @@ class Population:
         """The position of a client id."""
         found = np.flatnonzero(self.keys == client_keys([client])[0])
         for position in found:
-            if self.ids[position] == client:
+            if self.ids[int(position)] == client:
                 return int(position)
         import difflib
 
@@ -127,7 +127,9 @@ class Population:
     def only(self, clients: NDArray[np.int64]) -> Population:
         """A population of these clients alone (ids must differ)."""
         sizes = self.sizes(clients)
-        rows = torch.from_numpy(np.repeat(self.offsets[clients] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum()))
+        rows = torch.from_numpy(
+            np.repeat(self.offsets[clients] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        )
         return Population(
             {name: column[rows] for name, column in self.columns.items()},
             np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),

@@ -75,7 +75,7 @@ _LISTED = (
         "CC BY-SA 3.0", _MNIST_FILES, "bespoke.data.mnist_writers", "mnist",
     ),
     Source(
-        "mnist_writers", "MNIST digits by the person who wrote them", "files", 836, 70000, "classification",
+        "mnist-writers", "MNIST digits by the person who wrote them", "files", 836, 70000, "classification",
         "collection (census employees, high-school students)", "CC BY-SA 3.0 (images), BSD (QMNIST's writer labels)",
         f"{_MNIST_FILES}; and qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz "
         "(github.com/facebookresearch/qmnist) into mnist_writers/", "bespoke.data.mnist_writers",

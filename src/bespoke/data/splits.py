@@ -131,10 +131,10 @@ def _motley_counts(sizes: Ints, fractions: tuple[float, ...]) -> Ints:
 
 
 def _motley_order(size: int, fractions: tuple[float, ...], seed: int) -> Ints:
-    train, validation, test = (int(c) for c in _motley_counts(np.array([size]), fractions)[:, 0])
-    first = np.random.RandomState(seed).permutation(size)  # noqa: NPY002  (the published protocol's generator)
+    _, validation, test = (int(c) for c in _motley_counts(np.array([size]), fractions)[:, 0])
+    first = np.random.RandomState(seed).permutation(size)
     rest = first[test:]
-    second = rest[np.random.RandomState(seed).permutation(len(rest))]  # noqa: NPY002
+    second = rest[np.random.RandomState(seed).permutation(len(rest))]
     return np.concatenate([second[validation:], second[:validation], first[:test]])
 
 
@@ -148,7 +148,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Clients on which results are reported. Their own `validation` rows serve choices that a client makes for itself."""
+    """Clients on which results are reported; `validation` rows serve the choices that a client makes for itself."""
 
     support: Support
     validation: Validation

@@ -10,12 +10,13 @@ unit serves all clients.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Train
@@ -37,42 +38,77 @@ def standardize(population: Population, train: Train, how: How, target: bool) ->
     about = dict(population.about)
     columns = dict(population.columns)
     about["statistics_floats"] = 0
-    if how != "none" or target:
-        rows, sizes = train.of(train.clients)
 
-    numeric = np.flatnonzero(about.get("numeric", []))
-    is_table = columns["x"].dtype == torch.float32 and columns["x"].dim() == 2
-    if is_table and how != "none" and len(numeric):
+    if how != "none" and _is_table(population):
+        scaling = Scaling.of(population, train, how)
+        about["statistics_floats"] += scaling.floats
+        if scaling.note:
+            about["notes"] = [*about.get("notes", []), scaling.note]
+        owner = np.repeat(np.arange(len(population)), population.sizes()) if how == "client" else 0
         x = columns["x"].numpy()
-        values = x[:, numeric].astype(np.float64)
-        if how == "global":
-            mean, deviation, floats = _pooled(values[rows])
-            about["statistics_floats"] += floats
-        else:
-            mean, deviation = _by_client(values[rows], train.clients, sizes, len(population))
-            untrained = np.setdiff1d(np.arange(len(population)), train.clients[sizes > 0])
-            if len(untrained):
-                mean[untrained], deviation[untrained], floats = _pooled(values[rows])
-                about["statistics_floats"] += floats
-                note = f"{len(untrained)} clients have no training rows; the pooled statistics standardize them."
-                about["notes"] = [*about.get("notes", []), note]
-            owner = np.repeat(np.arange(len(population)), population.sizes())
-            mean, deviation = mean[owner], deviation[owner]
-        scaled = x.copy()
-        scaled[:, numeric] = (values - mean) / deviation
-        columns["x"] = torch.from_numpy(scaled)
-    if is_table and about.get("missing", True):
+        scaled = (x - scaling.mean[owner]) / scaling.deviation[owner]
+        columns["x"] = torch.from_numpy(scaled.astype(np.float32))
+    if _is_table(population) and about.get("missing", True):
         columns["x"] = columns["x"].nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        about["missing"] = False
 
     if target:
         if about.get("task") != "regression":
             raise UserError(f"only a regression's target can be standardized; the task is {about.get('task')!r}")
         y = columns["y"].numpy().astype(np.float64)
+        rows, _ = train.of(train.clients)
         mean, deviation, floats = _pooled(y[rows][:, None])
         about |= {"centre": float(mean[0]), "unit": float(deviation[0])}
         about["statistics_floats"] += floats
         columns["y"] = torch.from_numpy(((y - mean[0]) / deviation[0]).astype(np.float32))
     return replace(population, columns=columns, about=about)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Mean and deviation of every feature: one row for all clients, or a row each. 0 and 1 where nothing is scaled."""
+
+    mean: Floats
+    deviation: Floats
+    floats: int  # numbers each client has to send
+    note: str = ""
+
+    @classmethod
+    def of(cls, population: Population, train: Train, how: How) -> Scaling:
+        """From training rows alone."""
+        width = population.columns["x"].shape[1]
+        numeric = np.flatnonzero(population.about.get("numeric", []))
+        rows, sizes = train.of(train.clients)
+        values = population.columns["x"].numpy()[rows][:, numeric].astype(np.float64)
+        places = len(population) if how == "client" else 1
+        mean, deviation = np.zeros((places, width)), np.ones((places, width))
+        if not len(numeric):
+            return cls(mean, deviation, 0)
+        if how == "global":
+            mean[0, numeric], deviation[0, numeric], floats = _pooled(values)
+            return cls(mean, deviation, floats)
+        mean[:, numeric], deviation[:, numeric] = _by_client(values, train.clients, sizes, len(population))
+        untrained = np.setdiff1d(np.arange(len(population)), train.clients[sizes > 0])
+        if not len(untrained):
+            return cls(mean, deviation, 0)
+        pooled_mean, pooled_deviation, floats = _pooled(values)
+        mean[np.ix_(untrained, numeric)], deviation[np.ix_(untrained, numeric)] = pooled_mean, pooled_deviation
+        note = f"{len(untrained)} clients have no training rows; the pooled statistics standardize them."
+        return cls(mean, deviation, floats, note)
+
+
+def client_scaling(population: Population, train: Train, how: How, client: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation by which one client's features were standardized; empty if they were not."""
+    if how == "none" or not _is_table(population):
+        return torch.zeros(0), torch.zeros(0)
+    scaling = Scaling.of(population, train, how)
+    place = client if how == "client" else 0
+    return torch.from_numpy(scaling.mean[place]), torch.from_numpy(scaling.deviation[place])
+
+
+def _is_table(population: Population) -> bool:
+    x = population.columns["x"]
+    return x.dtype == torch.float32 and x.dim() == 2
 
 
 def _pooled(values: Floats) -> tuple[Floats, Floats, int]:

@@ -82,7 +82,7 @@ def read_table(
     table = _drop_unusable(table, clients, target, path, notes)
     ids, code = _clients(table, clients, path)
     if len(ids) < 2:
-        raise UserError(f"{path.name} has one client only, {client} = {ids[0]!r}; a federation needs two or more")
+        raise UserError(f"{path.name} has one client only, {client} = {str(ids[0])!r}; a federation needs two or more")
     if len(ids) == len(code):
         raise UserError(
             f"the column {client!r} of {path.name} is different in each of the {len(code)} rows, so every client would "
@@ -91,9 +91,10 @@ def read_table(
     y, inferred, classes = _target(table[target], target, task, notes)
     taken = {*clients, target, group, time}
     chosen = list(features) if features else [name for name in names if name not in taken]
+    before = len(notes)
     built = _features(table, chosen, code, len(ids), notes)
     if not built:
-        reasons = " ".join(notes) or "there is no other column."
+        reasons = " ".join(notes[before:]) or "there is no other column."
         raise UserError(f"{path.name} has no usable feature beside {', '.join(filter(None, taken))}: {reasons}")
     _note_clients(y, code, len(ids), notes)
 
@@ -275,7 +276,7 @@ def _target(
         values = _numbers(column)
         different = np.unique(values)
         if len(different) < 2:
-            raise _constant(name, different[0])
+            raise _constant(name, different[0].item())
         inferred, reason = _numeric_task(kind, values, different)
         if (task or inferred) == "regression":
             if task is None:
@@ -452,7 +453,13 @@ def _levels(column: pa.ChunkedArray, missing: list[str]) -> tuple[NDArray[Any], 
         values = column.to_numpy()
         if np.array_equal(values, np.trunc(values), equal_nan=True):  # 7.0 is the id 7: a gap made floats of integers
             column = column.cast(pa.int64(), safe=False)
-    encoded = pc.dictionary_encode(column.cast(pa.string())).combine_chunks()
+    try:
+        texts = column.cast(pa.string())
+    except pa.ArrowException:
+        raise UserError(
+            f"a client, group or target cannot be a column of {column.type}: its values are no texts"
+        ) from None
+    encoded = pc.dictionary_encode(texts).combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.unify_dictionaries().chunk(0)
     names = np.array(encoded.dictionary.to_pylist(), dtype=str)

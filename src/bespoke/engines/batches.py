@@ -6,8 +6,7 @@ Which rows go into which batch is a function of (key, client, epoch) alone, the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -57,33 +56,52 @@ class Sliced:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The same under vmap: data leaves are (epochs, steps, [clients,] batch, ...), padded, with a mask."""
+    """The same under vmap: rows are named by `index`, padded to the longest client, and gathered step by step.
 
-    data: Params
-    mask: Tensor  # (steps, [clients,] batch)
-    alive: Tensor | None  # (steps, [clients]); None: no client has a padding step
+    Outside vmap the leaves have a dimension of clients where the comments have [clients].
+    """
+
+    columns: Params  # of the whole population, the same for all clients
+    index: Tensor  # (orders, steps, [clients,] batch): an order for each epoch, or one for all
+    used: Tensor  # ([clients]): rows that count in an epoch; what lies beyond is padding
+    examples: Tensor  # ([clients])
     repeats: int
-    examples: Tensor
+    even: bool  # all clients fill all batches: no masks are needed
 
     def __len__(self) -> int:
-        return self.mask.shape[0] * self.repeats
+        return self.index.shape[1] * self.repeats
 
     def __getitem__(self, step: int) -> Params:
-        epoch, place = divmod(step, self.mask.shape[0])
-        batch = {name: (column[epoch] if column.shape[0] > 1 else column[0])[place] for name, column in self.data.items()}
-        return {**batch, "mask": self.mask[place]}
+        epoch, place = divmod(step, self.index.shape[1])
+        rows = self.index[epoch if self.index.shape[0] > 1 else 0, place]
+        return self._gathered(rows, place * rows.shape[-1])
+
+    def _gathered(self, rows: Tensor, before: int) -> Params:
+        count = rows.shape[-1]
+        mask = torch.ones(count) if self.even else (torch.arange(before, before + count) < self.used).float()
+        return {**{name: column[rows] for name, column in self.columns.items()}, "mask": mask}
 
     def live(self, step: int) -> float | Tensor:
-        return 1.0 if self.alive is None else self.alive[step % self.mask.shape[0]]
+        if self.even:
+            return 1.0
+        return (self.used > step % self.index.shape[1] * self.index.shape[-1]).float()
 
     def epochs(self) -> Iterator[Stacked]:
         for epoch in range(self.repeats):
-            one = {n: column[epoch : epoch + 1] if column.shape[0] > 1 else column for n, column in self.data.items()}
-            yield Stacked(one, self.mask, self.alive, 1, self.examples)
+            one = self.index[epoch : epoch + 1] if self.index.shape[0] > 1 else self.index
+            yield replace(self, index=one, repeats=1)
 
     def rows(self) -> Params:
-        flat = {name: column[0].flatten(0, 1) for name, column in self.data.items()}
-        return {**flat, "mask": self.mask.flatten(0, 1)}
+        return self._gathered(self.index[0].flatten(), 0)
+
+    def mapped(self) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """(what differs between clients, along which dimension): the arguments of a vmapped function."""
+        return (self.index, self.used, self.examples), (2, 0, 0)
+
+    def of_client(self, mine: tuple[Tensor, ...]) -> Stacked:
+        """Inside vmap: one client's batches from its share of `mapped`."""
+        index, used, examples = mine
+        return replace(self, index=index, used=used, examples=examples)
 
 
 def steps_of(sizes: Ints, batching: Batching) -> Ints:
@@ -129,41 +147,29 @@ class Orders:
         return Sliced(data, self.batching.size, self.batching.epochs, torch.tensor(float(size)), steps)
 
     def stacked(self, columns: Params, positions: Ints) -> Stacked:
-        """The batches of several clients, padded to the longest, for vmap. Leaves are ordered step by step, so that
-        what one step of all clients reads lies together in memory."""
-        size = min(self.batching.size, int(self.sizes[positions].max()))
-        sizes = self.sizes[positions]
-        steps = self.steps[positions]
-        depth, width = int(steps.max()), len(positions)
+        """The batches of several clients, padded to the longest, for vmap."""
+        sizes, steps = self.sizes[positions], self.steps[positions]
+        size = min(self.batching.size, max(int(sizes.max()), 1))
+        depth, width = max(int(steps.max()), 1), len(positions)
+        used = sizes
         if self.batching.drop_last:  # a client smaller than a batch keeps its only, partial one
-            sizes = np.where(sizes < self.batching.size, sizes, steps * self.batching.size)
+            used = np.where(sizes < self.batching.size, sizes, steps * self.batching.size)
         begins = (np.cumsum(self.sizes) - self.sizes)[positions]
-        even = bool((sizes == depth * size).all())
         place = np.arange(depth * size)
-        last = np.maximum(sizes - 1, 0)[:, None]
-        grid = begins[:, None] + np.minimum(place, last)  # padding repeats the last row, and is masked out
-        grid = np.minimum(grid, len(self.rows[0]) - 1)
-        shape = (width, depth, size)
-        data: dict[str, Any] = {name: [] for name in columns}
-        for rows in self.rows:
-            index = torch.from_numpy(rows[grid].reshape(shape).transpose(1, 0, 2).copy().reshape(-1))
-            for name, column in columns.items():
-                data[name].append(column.index_select(0, index).unflatten(0, (depth, width, size)))
-        leaves = {name: parts[0][None] if len(parts) == 1 else torch.stack(parts) for name, parts in data.items()}
-        if even:
-            mask, alive = torch.ones(depth, width, size), None
-        else:
-            mask = torch.from_numpy((place < sizes[:, None]).reshape(shape).transpose(1, 0, 2).astype(np.float32))
-            alive = None if (steps == depth).all() else torch.from_numpy(
-                (np.arange(depth)[:, None] < steps[None]).astype(np.float32))  # fmt: skip
-        return Stacked(leaves, mask, alive, self.batching.epochs, torch.from_numpy(self.sizes[positions].astype(np.float32)))
+        # padding repeats a row, and is masked out; step-major, so that what one step reads lies together
+        grid = begins[:, None] + np.minimum(place, np.maximum(used - 1, 0)[:, None])
+        grid = np.minimum(grid, len(self.rows[0]) - 1).reshape(width, depth, size).transpose(1, 0, 2)
+        index = torch.from_numpy(np.stack([rows[grid] for rows in self.rows]))
+        even = bool((used == depth * size).all())
+        counts = torch.from_numpy(sizes.astype(np.float32))
+        return Stacked(columns, index, torch.from_numpy(used), counts, self.batching.epochs, even)
 
 
 def buckets(steps: Ints, chunk: int, launch_cost: float) -> list[Ints]:
     """Group clients (by position) of like numbers of steps into chunks of at most `chunk`.
 
     A chunk costs (steps of its longest) x (launch_cost + its clients) in units of one client's step: many small chunks
-    launch often, few large ones pad much. Cut points over the sorted clients by dynamic programming over distinct steps.
+    launch often, few large ones pad much. Cut points over the sorted clients by dynamic programming.
     """
     order = np.argsort(-steps, kind="stable")
     values, first = np.unique(-steps[order], return_index=True)
@@ -187,5 +193,3 @@ def buckets(steps: Ints, chunk: int, launch_cost: float) -> list[Ints]:
         groups = [*np.array_split(members, pieces), *groups]
         end = begin
     return groups
-
-

@@ -24,6 +24,8 @@ from bespoke.engines.batches import steps_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker
 from bespoke.method import Cohort
+from bespoke.models import kernels
+from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, count, stack
 
 Ints = NDArray[np.int64]
@@ -40,11 +42,17 @@ class Choice:
     chunk: int
     workers: int  # 0: in this process
     threads: int  # torch threads of each host
+    gradient: Gradient
     reason: str
 
     def text(self) -> str:
         how = f"vectorized over clients, {self.chunk} at a time" if self.vectorized else "one client at a time"
-        where = f"{self.workers} single-threaded worker processes" if self.workers else f"in process, {self.threads} threads"
+        how += {"fused": ", compiled descent", "closed-form": ", gradient in closed form"}.get(self.gradient, "")
+        where = (
+            f"{self.workers} single-threaded worker processes"
+            if self.workers
+            else f"in process, {self.threads} threads"
+        )
         return f"{how}, {where} ({self.reason})"
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +75,7 @@ class Engine:
 
     def __init__(self, population: Population, choice: Choice) -> None:
         self.population, self.choice = population, choice
-        mode = Mode(choice.vectorized, choice.chunk, choice.threads)
+        mode = Mode(choice.vectorized, choice.chunk, choice.threads, choice.gradient)
         self.folder: Path | None = None
         self.workers: list[Worker] = []
         self.host: Host | None = None
@@ -173,7 +181,9 @@ class Engine:
             for part, sums in worker.finish().items():
                 for metric, values in sums.items():
                     values = np.asarray(values)
-                    table = out.setdefault(part, {}).setdefault(metric, np.full((len(clients), values.shape[1]), np.nan))
+                    table = out.setdefault(part, {}).setdefault(
+                        metric, np.full((len(clients), values.shape[1]), np.nan)
+                    )
                     table[share] = values
         return out
 
@@ -246,7 +256,7 @@ def choose(
     best_chunk = chunk or max(min(fit, 512), 4)
     if kind == "auto":
         if getattr(task, "has_closed_form", False):
-            vectorized, reason = True, "linear model with a gradient in closed form"
+            vectorized, reason = True, "linear model"
         elif size > SMALL or not getattr(task, "vectorizes", True):
             vectorized, reason = False, f"heavy model of {size:,} parameters"
         else:
@@ -258,7 +268,12 @@ def choose(
         steps = int(steps_of(population.sizes()[:2000], work.method.batching()).mean() * cohort) + 1
         heavy = not vectorized and size * steps * batch > 2e9
         workers = cores if heavy and cores > 1 else 0
-    return Choice(vectorized, best_chunk if vectorized else 1, workers, 1 if workers else cores, reason)
+    gradient: Gradient = "autograd"
+    if vectorized:
+        gradient = "func"
+        if getattr(task, "has_closed_form", False):
+            gradient = "fused" if kernels.available() else "closed-form"
+    return Choice(vectorized, best_chunk if vectorized else 1, workers, 1 if workers else cores, gradient, reason)
 
 
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
@@ -266,7 +281,7 @@ def _trial(population: Population, work: ClientWork, params: Params, chunk: int)
     clients = work.train.clients[:chunk]
     speed = {}
     for vectorized in (False, True):
-        host = Host(population, Mode(vectorized, chunk, 1))
+        host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
         server = work.method.init_server(params)
         some = clients if vectorized else clients[:4]

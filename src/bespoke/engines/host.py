@@ -21,6 +21,7 @@ from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Transform
+from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, add, finite_rows, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
@@ -37,6 +38,7 @@ class Mode:
     vectorized: bool
     chunk: int = 32
     threads: int = 1
+    gradient: Gradient = "autograd"
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,8 @@ class Host:
 
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage; `params` are what a client's private state starts from."""
-        how = "autograd" if not self.mode.vectorized else "closed-form"
         task: Any = work.method.task
-        self.work = replace(work, method=replace(work.method, task=task.differentiated(how)))
+        self.work = replace(work, method=replace(work.method, task=task.differentiated(self.mode.gradient)))
         self.private = PrivateTable(work.method.init_private(params))
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -119,7 +120,9 @@ class Host:
         if not self.mode.vectorized:
             # one at a time, so that the memory held is one client's update, whatever the cohort
             return (positions[i : i + 1] for i in range(len(positions)))
-        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, LAUNCH_COST))
+        # compiled descent never touches padding: then few large chunks are best
+        cost = 1e9 if self.mode.gradient == "fused" else LAUNCH_COST
+        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, cost))
 
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)
@@ -133,12 +136,11 @@ class Host:
         return new, up
 
     def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: Stacked) -> tuple[Tree, Tree]:
-        def one(own: Tree, private: Tree, data: Params, mask: Tensor, alive: Tensor | None, n: Tensor) -> Any:
-            return self._client_round({**shared, **own}, private, Stacked(data, mask, alive, batches.repeats, n))
+        def one(own: Tree, private: Tree, mine: Any) -> Any:
+            return self._client_round({**shared, **own}, private, batches.of_client(mine))
 
-        alive_dim = None if batches.alive is None else 1
-        mapped = torch.func.vmap(one, in_dims=(0, 0, 2, 1, alive_dim, 0))
-        return mapped(own, private, batches.data, batches.mask, batches.alive, batches.examples)
+        values, dims = batches.mapped()
+        return torch.func.vmap(one, in_dims=(0, 0, dims))(own, private, values)
 
     def _collect(self, result: Partial, clients: Ints, private: Tree, up: Tree) -> None:
         """Add what a chunk sent to the sums; leave out clients whose update is not finite."""
@@ -161,7 +163,13 @@ class Host:
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def examine(
-        self, shared: Tree, own: Tree | None, clients: Ints, support: Support, parts: dict[str, Validation | Query], key: int
+        self,
+        shared: Tree,
+        own: Tree | None,
+        clients: Ints,
+        support: Support,
+        parts: dict[str, Validation | Query],
+        key: int,
     ) -> Scores:
         """Make every client's candidate personal models and score each of them on the rows of `parts`."""
         torch.set_num_threads(self.mode.threads)
@@ -182,7 +190,9 @@ class Host:
             pieces.append((positions, stack(one)))
         return _assemble(pieces, len(clients))
 
-    def _scores(self, down: Tree, private: Tree, support: Any, parts: dict[str, Params]) -> dict[str, dict[str, Tensor]]:
+    def _scores(
+        self, down: Tree, private: Tree, support: Any, parts: dict[str, Params]
+    ) -> dict[str, dict[str, Tensor]]:
         method = self.work.method
         found: dict[str, list[Params]] = {name: [] for name in parts}
         for personal in method.personalize(down, private, support):
@@ -194,17 +204,21 @@ class Host:
         self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints
     ) -> dict[str, dict[str, Tensor]]:
         batches = orders.stacked(self.columns, positions)
-        rows = {name: part.stacked(self.columns, positions).rows() for name, part in scored.items()}
+        examined = {name: part.stacked(self.columns, positions) for name, part in scored.items()}
 
-        def one(own: Tree, private: Tree, data: Params, mask: Tensor, alive: Any, n: Tensor, rows: Any) -> Any:
-            support = Stacked(data, mask, alive, batches.repeats, n)
-            return self._scores({**shared, **own}, private, support, rows)
+        def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
+            rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
+            return self._scores({**shared, **own}, private, batches.of_client(mine), rows)
 
-        alive_dim = None if batches.alive is None else 1
-        mapped = torch.func.vmap(one, in_dims=(0, 0, 2, 1, alive_dim, 0, 0))
-        return mapped(own, private, batches.data, batches.mask, batches.alive, batches.examples, rows)
+        values, dims = batches.mapped()
+        others = {name: stacked.mapped() for name, stacked in examined.items()}
+        in_dims = (0, 0, dims, {name: pair[1] for name, pair in others.items()})
+        theirs = {name: pair[0] for name, pair in others.items()}
+        return torch.func.vmap(one, in_dims=in_dims)(own, private, values, theirs)
 
-    def personal(self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int) -> Params:
+    def personal(
+        self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int
+    ) -> Params:
         """One client's personal model: the chosen candidate, made anew."""
         orders = Orders.draw(support, np.array([client]), self.work.method.support_batching(), key)
         mine = take(own, 0) if own else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from bespoke.data.population import Population
+from bespoke.data.splits import Rows
 from bespoke.engines.host import ClientWork, Host, Mode, Partial
 from bespoke.tensors import tree_map
 
@@ -66,11 +68,11 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
         try:
             if name == "open":
                 work, params = arguments
-                host.open(_attached(work, host.population), _tensors(params))
+                host.open(_rebound(work, host.population), _tensors(params))
                 answer: Any = None
             elif name in ("train", "examine", "personal"):
                 shared, own, *rest = arguments
-                rest = [_attached(value, host.population) for value in rest]
+                rest = [_rebound(value, host.population) for value in rest]
                 answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))
             else:
                 answer = getattr(host, name)(*arguments)
@@ -79,32 +81,14 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
-def _detached(value: Any) -> Any:
-    """Rows and work without their population: the worker has its own map of it."""
-    from dataclasses import replace
-
-    from bespoke.data.splits import Rows
-
+def _rebound(value: Any, population: Population | None) -> Any:
+    """Rows and work with another population: none on the way to a worker, which has its own map of it."""
     if isinstance(value, Rows):
-        return replace(value, population=None)
+        return replace(value, population=population)  # type: ignore[arg-type]
     if isinstance(value, ClientWork):
-        return replace(value, train=_detached(value.train))
-    if isinstance(value, dict) and any(isinstance(entry, Rows) for entry in value.values()):
-        return {name: _detached(entry) for name, entry in value.items()}
-    return value
-
-
-def _attached(value: Any, population: Population) -> Any:
-    from dataclasses import replace
-
-    from bespoke.data.splits import Rows
-
-    if isinstance(value, Rows):
-        return replace(value, population=population)
-    if isinstance(value, ClientWork):
-        return replace(value, train=_attached(value.train, population))
-    if isinstance(value, dict) and any(isinstance(entry, Rows) for entry in value.values()):
-        return {name: _attached(entry, population) for name, entry in value.items()}
+        return replace(value, train=_rebound(value.train, population))
+    if isinstance(value, dict):
+        return {name: _rebound(entry, population) for name, entry in value.items()}
     return value
 
 
@@ -116,7 +100,9 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, folder, mode), daemon=True)
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        os.environ.update({name: str(mode.threads) for name in before})  # inherited: no thread pool is built for nothing
+        os.environ.update(
+            {name: str(mode.threads) for name in before}
+        )  # inherited: no thread pool is built for nothing
         try:
             self.process.start()
         finally:
@@ -125,7 +111,7 @@ class Worker:
         theirs.close()
 
     def start(self, name: str, *arguments: Any) -> None:
-        self.pipe.send((name, tuple(_portable(_detached(value)) for value in arguments)))
+        self.pipe.send((name, tuple(_portable(_rebound(value, None)) for value in arguments)))
 
     def finish(self) -> Any:
         try:

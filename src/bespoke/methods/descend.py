@@ -26,6 +26,11 @@ def descend(
     `only`: prefixes of the parameters that move; all of them if empty. A step that merely pads this client to the
     longest of its chunk (live = 0) moves nothing.
     """
+    whole = getattr(task, "descend", None)
+    if whole is not None and not momentum and all(name.startswith(only) for name in params if only):
+        done = whole(params, batches, lr, weight_decay, anchor, pull)
+        if done is not None:
+            return done
     moving = [name for name in params if not only or name.startswith(only)]
     velocity = {name: torch.zeros_like(params[name]) for name in moving} if momentum else {}
     for step in range(len(batches)):

@@ -30,7 +30,11 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         name = {"table": "linear", "image": "mlp" if small else "cnn", "tokens": "lstm"}[shape]
     if name not in MODELS:
         raise unknown("model", name, [*MODELS, "auto"], "[model]")
-    fits = {"regression": ("linear", "mlp"), "classification": ("linear", "logistic", "svm", "mlp", "cnn"), "language": ("lstm",)}
+    fits = {
+        "regression": ("linear", "mlp"),
+        "classification": ("linear", "logistic", "svm", "mlp", "cnn"),
+        "language": ("lstm",),
+    }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
     l2 = float(options.pop("l2", 0.0))
@@ -52,7 +56,9 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             return Linear(inputs, outputs, **options)
         if name == "mlp":
             hidden = options.pop("hidden", (64,))
-            return replace(MLP(inputs, outputs, **options), hidden=tuple(hidden if hasattr(hidden, "__iter__") else [hidden]))
+            return replace(
+                MLP(inputs, outputs, **options), hidden=tuple(hidden if hasattr(hidden, "__iter__") else [hidden])
+            )
         if name == "cnn":
             return CNN(outputs, about["side"], about.get("channels", 1), **options)
         return LSTM(about["vocabulary"], **options)

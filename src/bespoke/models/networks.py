@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +108,7 @@ class MLP(ModuleNetwork):
     def build(self) -> nn.Module:
         widths = [self.inputs, *self.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in zip(widths, widths[1:]):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         return _Assembled(nn.Sequential(*layers), nn.Linear(widths[-1], self.outputs))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bespoke.models.networks import Network
 from bespoke.tensors import Params
 
-Gradient = Literal["closed-form", "func", "autograd"]
+Gradient = Literal["fused", "closed-form", "func", "autograd"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class BaseTask:
     @property
     def has_closed_form(self) -> bool:
         return self.network.is_linear
+
+    @property
+    def last_layer(self) -> tuple[str, ...]:
+        return self.network.last_layer
 
     def init(self, seed: int) -> Params:
         return self.network.init(seed)
@@ -67,13 +71,34 @@ class BaseTask:
 
     def gradient(self, params: Params, batch: Params) -> Params:
         """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
-        if self.how == "closed-form" and self.has_closed_form:
+        if self.how in ("closed-form", "fused") and self.has_closed_form:
             return self._closed_form(params, batch)
         if self.how == "autograd":
             live = {name: p.detach().requires_grad_() for name, p in params.items()}
             grads = torch.autograd.grad(self.loss(live, batch), list(live.values()))
             return dict(zip(live, grads))
         return torch.func.grad(self.loss)(params, batch)
+
+    def descend(
+        self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
+    ) -> Params | None:
+        """All of a client's steps at once in machine code, where the engine chose so; else None."""
+        if self.how != "fused" or not hasattr(batches, "index"):
+            return None
+        from bespoke.models.kernels import LinearDescent
+
+        start = anchor or params
+        x, y = (batches.columns[name] for name in ("x", "y"))
+        lr, decay, pull = (torch.as_tensor(value, dtype=torch.float32) for value in (lr, decay + self.l2, pull))
+        weight, bias = LinearDescent.apply(
+            x, y, batches.index, batches.used, params["weight"], params["bias"], start["weight"], start["bias"],
+            lr, decay, pull, batches.repeats, self.kernel_of(),
+        )  # fmt: skip
+        return {"weight": weight, "bias": bias}
+
+    def kernel_of(self) -> str:
+        """The name of the loss in models.kernels."""
+        raise NotImplementedError
 
     def _closed_form(self, params: Params, batch: Params) -> Params:
         x = self.network.prepare(batch["x"])
@@ -102,6 +127,9 @@ class Regression(BaseTask):
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs - y[:, None]
+
+    def kernel_of(self) -> str:
+        return "squares"
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         mask = batch["mask"]
@@ -134,6 +162,9 @@ class Classification(BaseTask):
             sign = self._sign(y)
             return (-sign * (sign * outputs[..., 0] < 1))[:, None]
         return F.softmax(outputs, dim=-1) - F.one_hot(y.long(), outputs.shape[-1])
+
+    def kernel_of(self) -> str:
+        return "hinge" if self.hinge else "softmax"
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         mask = batch["mask"]

@@ -27,18 +27,29 @@ class Ledger:
             # who was contacted was sent the model, whether or not it answered in time
             down = outcome.bytes_down * contacted // reported
         return {
-            "stage": stage, "round": number, "method": method.name, "contacted": contacted, "reported": reported,
-            "bytes_down": down, "bytes_up": outcome.bytes_up if outcome else 0, "steps": outcome.steps if outcome else 0,
+            "stage": stage,
+            "round": number,
+            "method": method.name,
+            "contacted": contacted,
+            "reported": reported,
+            "bytes_down": down,
+            "bytes_up": outcome.bytes_up if outcome else 0,
+            "steps": outcome.steps if outcome else 0,
             "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
-        }  # fmt: skip
+        }
 
     def statistics(self, floats: int, clients: int) -> dict[str, Any]:
         """Common means and deviations of the features: every client sends sums and gets the result back."""
         return {
-            "stage": None, "round": None, "phase": "statistics", "method": "standardize",
-            "bytes_down": 4 * floats * clients, "bytes_up": 4 * floats * clients, "steps": 0,
+            "stage": None,
+            "round": None,
+            "phase": "statistics",
+            "method": "standardize",
+            "bytes_down": 4 * floats * clients,
+            "bytes_up": 4 * floats * clients,
+            "steps": 0,
             "revealed": {"feature sums": "SUM"} if floats else {},
-        }  # fmt: skip
+        }
 
     def personalization(
         self, method: Method, choice: Choice, params: Params, support: NDArray[np.int64]
@@ -48,6 +59,12 @@ class Ledger:
         passes = batching.epochs * len(getattr(method, "lrs", (0,))) if not method.trains else 0
         down = nbytes(params) * len(support) if method.downlink else 0
         return {
-            "stage": None, "round": None, "phase": "personalization", "method": method.name,
-            "bytes_down": down, "bytes_up": 0, "steps": int(steps_of(support, batching).sum()) * passes, "revealed": {},
-        }  # fmt: skip
+            "stage": None,
+            "round": None,
+            "phase": "personalization",
+            "method": method.name,
+            "bytes_down": down,
+            "bytes_up": 0,
+            "steps": int(steps_of(support, batching).sum()) * passes,
+            "revealed": {},
+        }

@@ -82,11 +82,11 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
     drawn = _draw(over.cells(tested, f"query_{metric}"), summary)
     figures = {
         "clients": _clients_figure(drawn, summary, styles),
-        "change": _change_figure(drawn, summary),
+        "change": _change_figure(drawn, summary, styles),
         "sorted": _sorted_figure(drawn, summary, styles),
         "groups": _groups_figure(summary, styles),
         "rounds": _curve_figure(study, summary, styles, against="round"),
-        "traffic": _curve_figure(study, summary, styles, against="megabytes"),
+        "traffic": _curve_figure(study, summary, styles, against="traffic"),
     }
     figures = {name: figure for name, figure in figures.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
@@ -101,14 +101,15 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         figures=figures,
         forest={method.label: _forest(summary, method) for method in summary.compared},
         group_rows=_group_rows(summary),
+        most_groups=MOST_GROUPS,
         tuning=_tuning(study, summary),
         configs=_configs(study),
         excluded={method.title: method.excluded for method in summary.methods if method.excluded},
         dropped=_dropped(study),
-        reference=BEFORE if summary.baseline == BEFORE else summary.method(summary.baseline).title,
+        reference="the model before" if summary.baseline == BEFORE else summary.method(summary.baseline).title,
         payload=_script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
                               "lookup": _lookup(drawn, summary)}),
-        plotly=Markup(get_plotlyjs()),  # noqa: S704  (the library's own script, no user's text)
+        plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def _draw(cells: Cells, summary: Summary) -> Drawn:
     }
     columns: dict[str, list[Any]] = {
         "client": [cells.clients[i] for i in kept],
-        "examples": [int(round(cells.examples[i])) for i in kept],
+        "examples": [round(float(cells.examples[i])) for i in kept],
     }
     if any(cells.groups):
         columns["group"] = [cells.groups[i] for i in kept]
@@ -187,15 +188,18 @@ def _label(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _range(columns: Sequence[Floats], around_zero: bool = False) -> tuple[list[float], int]:
-    """An axis that is not ruled by a few extreme clients, and how many lie beyond it."""
+def _range(columns: Sequence[Floats], around_zero: bool = False, beyond: float = 1.0) -> tuple[list[float], int]:
+    """An axis that is not ruled by a few extreme clients, and how many lie beyond it.
+
+    It ends at the extremes, or `beyond` times the width of the middle 98 % further out than these, if that is nearer.
+    """
     numbers = np.concatenate([column[np.isfinite(column)] for column in columns])
     if not len(numbers):
         return [0.0, 1.0], 0
     low, high = float(numbers.min()), float(numbers.max())
     near = np.quantile(numbers, [0.01, 0.99])
     middle = float(near[1] - near[0]) or abs(high) or 1.0
-    low, high = max(low, float(near[0]) - middle), min(high, float(near[1]) + middle)
+    low, high = max(low, float(near[0]) - beyond * middle), min(high, float(near[1]) + beyond * middle)
     if around_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     margin = 0.04 * ((high - low) or 1.0)
@@ -217,36 +221,39 @@ def _who(drawn: Drawn) -> str:
 
 def _clients_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> Figure:
     """For each method a box (quartiles; whiskers at 10 % and 90 %; a rhombus at the mean) and every client as a dot."""
-    methods = [method for method in summary.methods if np.isfinite(drawn.values[method.label]).any()]
+    methods = [(method.label, method.title) for method in summary.methods]
+    if summary.baseline == BEFORE:
+        methods.insert(0, (BEFORE, BEFORE))
+    methods = [(label, title) for label, title in methods if np.isfinite(drawn.values[label]).any()]
     if not methods:
         return {}
     points = "scattergl" if drawn.clients * len(methods) > MANY_POINTS else "scatter"
     name = metric_name(summary.metric)
     traces: list[dict[str, Any]] = []
-    for row, method in enumerate(methods):
-        colour = styles[method.label].colour
-        known = drawn.values[method.label][np.isfinite(drawn.values[method.label])]
+    for row, (label, title) in enumerate(methods):
+        colour = styles[label].colour if label in styles else "m0"
+        known = drawn.values[label][np.isfinite(drawn.values[label])]
         p10, q1, median, q3, p90 = jsonable(np.quantile(known, [0.1, 0.25, 0.5, 0.75, 0.9]), 5)
         traces += [
             {
-                "type": points, "mode": "markers", "x": {"$": f"value {method.label}"}, "y": {"jitter": row},
+                "type": points, "mode": "markers", "x": {"$": f"value {label}"}, "y": {"jitter": row},
                 "customdata": _customdata(drawn), "showlegend": False,
                 "marker": {"color": f"${colour}", "size": 4 if drawn.clients > 500 else 6,
                            "opacity": 0.25 if drawn.clients > 500 else 0.45},
-                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>{_label(method.title)}</extra>",
+                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>{_label(title)}</extra>",
             },
             {
                 "type": "box", "orientation": "h", "y": [row - 0.24], "q1": [q1], "median": [median], "q3": [q3],
                 "lowerfence": [p10], "upperfence": [p90], "mean": jsonable([known.mean()], 5), "boxmean": True,
-                "width": 0.26, "showlegend": False, "name": _label(method.title), "hoverinfo": "x+name",
+                "width": 0.26, "showlegend": False, "name": _label(title), "hoverinfo": "x+name",
                 "line": {"color": f"${colour}", "width": 1.8}, "fillcolor": f"${colour}/0.18", "whiskerwidth": 0.5,
             },
         ]  # fmt: skip
-    bounds, beyond = _range([drawn.values[method.label] for method in methods])
-    ticks = {"tickvals": list(range(len(methods))), "ticktext": [_label(method.title) for method in methods]}
+    bounds, outside = _range([drawn.values[label] for label, _ in methods])
+    ticks = {"tickvals": list(range(len(methods))), "ticktext": [_label(title) for _, title in methods]}
     return {
         "data": traces,
-        "beyond": beyond,
+        "beyond": outside,
         "label": f"{name} of every client under each method",
         "height": 90 + 92 * len(methods),
         "layout": {
@@ -258,7 +265,7 @@ def _clients_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) ->
     }  # fmt: skip
 
 
-def _change_figure(drawn: Drawn, summary: Summary) -> Figure:
+def _change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> Figure:
     """Each client's change against its number of examples; a switch on the page chooses the method."""
     if not summary.compared:
         return {}
@@ -271,40 +278,51 @@ def _change_figure(drawn: Drawn, summary: Summary) -> Figure:
             "x": {"$": "examples"}, "y": {"$": f"change {method.label}"},
             "customdata": _customdata(drawn, f"value {summary.baseline}", f"value {method.label}"),
             "marker": {"size": 5 if drawn.clients > 500 else 8, "opacity": 0.4 if drawn.clients > 500 else 0.7,
-                       "color": {"hurt": f"change {method.label}"}},
+                       "color": f"${styles[method.label].colour}"},
             "hovertemplate": f"{_who(drawn)}<br>{name} %{{customdata[{at}]:.4g}} → %{{customdata[{at + 1}]:.4g}}"
                              f"<br>change %{{y:+.4g}}<extra></extra>",
         }
         for method in summary.compared
     ]  # fmt: skip
-    bounds, beyond = _range([drawn.changes[_focus(summary).label]], around_zero=True)
     ranges = {m.label: _range([drawn.changes[m.label]], around_zero=True)[0] for m in summary.compared}
-    examples = np.array(drawn.columns["examples"], float)
-    spread = len(examples) > 1 and examples.min() > 0 and examples.max() / examples.min() > 8
     return {
         "data": traces,
         "ranges": ranges,
-        "beyond": beyond,
         "label": "change of every client against its number of examples",
         "height": 420,
         "layout": {
-            "xaxis": _axis("examples the client can learn from", type="log" if spread else "linear", zeroline=False,
-                           **({"dtick": "D2" if examples.max() / examples.min() < 500 else 1} if spread else {})),
-            "yaxis": _axis(f"change of {name}", range=bounds, zeroline=True),
+            "xaxis": _axis("examples the client can learn from", zeroline=False, **_example_ticks(drawn)),
+            "yaxis": _axis(f"change of {name}", range=ranges[_focus(summary).label], zeroline=True),
             "hovermode": "closest",
-            "annotations": _sides(summary),
+            **_sides(summary, 100 * max(abs(end) for bounds in ranges.values() for end in bounds)),
         },
     }  # fmt: skip
 
 
-def _sides(summary: Summary) -> list[dict[str, Any]]:
-    """Which side of zero is the better one, said in the corners."""
-    up, down = ("↑ hurt", "↓ helped") if summary.lower_is_better else ("↑ helped", "↓ hurt")
-    place = {"xref": "paper", "yref": "paper", "x": 1, "xanchor": "right", "showarrow": False}
-    return [
-        {**place, "y": 1, "yanchor": "top", "text": up, "font": {"color": "$muted"}},
-        {**place, "y": 0, "yanchor": "bottom", "text": down, "font": {"color": "$muted"}},
-    ]
+def _example_ticks(drawn: Drawn) -> dict[str, Any]:
+    """A logarithmic axis where the clients differ much, with whole numbers on it."""
+    low, high = min(drawn.columns["examples"]), max(drawn.columns["examples"])
+    if low < 1 or high < 8 * low:
+        return {}
+    steps = (1, 2, 5) if high < 500 * low else (1,)
+    ticks = [step * 10**power for power in range(len(str(high))) for step in steps]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
+
+
+def _sides(summary: Summary, far: float) -> dict[str, Any]:
+    """The side of zero on which clients are hurt is tinted, and both sides are named."""
+    up, down = ("hurt", "helped") if summary.lower_is_better else ("helped", "hurt")
+    place = {"xref": "paper", "yref": "paper", "x": 0.995, "xanchor": "right", "showarrow": False,
+             "bgcolor": "$paper/0.6"}  # fmt: skip
+    tint = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": far if summary.lower_is_better else -far,
+            "fillcolor": "$bad/0.07", "line": {"width": 0}, "layer": "below"}  # fmt: skip
+    return {
+        "shapes": [tint],
+        "annotations": [
+            {**place, "y": 0.99, "yanchor": "top", "text": up, "font": {"color": "$muted"}},
+            {**place, "y": 0.01, "yanchor": "bottom", "text": down, "font": {"color": "$muted"}},
+        ],
+    }
 
 
 def _sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> Figure:
@@ -321,14 +339,16 @@ def _sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> 
         traces.append(
             {
                 "type": "scatter", "mode": "lines", "name": _label(method.title),
-                "x": jsonable(100 * (at + 0.5) / len(ordered), 4), "y": jsonable(ordered[at], 4),
-                "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash},
+                "x": jsonable([0, *(100 * (at + 0.5) / len(ordered)), 100], 4),
+                "y": jsonable([ordered[0], *ordered[at], ordered[-1]], 4),
+                "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash,
+                         "shape": "hvh" if len(ordered) <= 60 else "linear"},
                 "hovertemplate": "%{y:+.4g} at %{x:.0f} % of clients",
             }
         )  # fmt: skip
     if not traces:
         return {}
-    bounds, _ = _range(list(drawn.changes.values()), around_zero=True)
+    bounds, _ = _range(list(drawn.changes.values()), around_zero=True, beyond=0.1)
     return {
         "data": traces,
         "label": "changes of all clients in order",
@@ -338,7 +358,7 @@ def _sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> 
                            zeroline=False),
             "yaxis": _axis(f"change of {metric_name(summary.metric)}", range=bounds, zeroline=True),
             "hovermode": "x unified",
-            "annotations": _sides(summary),
+            **_sides(summary, 100 * max(map(abs, bounds))),
         },
     }  # fmt: skip
 
@@ -379,6 +399,8 @@ def _groups_figure(summary: Summary, styles: dict[str, Style]) -> Figure:
 def _curve_figure(study: Study, summary: Summary, styles: dict[str, Style], against: str) -> Figure:
     """The validation metric during training: the mean over seeds, and between which values the seeds lie."""
     traces: list[dict[str, Any]] = []
+    most = max((method.cost.bytes for method in summary.methods if method.cost), default=0.0)
+    unit, scale = next(((name, by) for name, by in (("GB", 1e9), ("MB", 1e6)) if most >= by), ("kB", 1e3))
     for method in summary.methods:
         curves = [_curve(run.lines("rounds.jsonl"), summary.metric) for run in study.runs if run.label == method.label]
         rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
@@ -386,7 +408,7 @@ def _curve_figure(study: Study, summary: Summary, styles: dict[str, Style], agai
             continue
         style = styles[method.label]
         values = np.array([[curve[r][1] for r in rounds] for curve in curves])
-        x = rounds if against == "round" else [fmean_ for fmean_ in _mean_traffic(curves, rounds)]
+        x: Sequence[float] = rounds if against == "round" else _mean_traffic(curves, rounds, scale)
         if against != "round" and not any(x):
             continue  # a method that sends nothing has no place on this axis
         if len(curves) > 1:
@@ -404,7 +426,7 @@ def _curve_figure(study: Study, summary: Summary, styles: dict[str, Style], agai
         )  # fmt: skip
     if not traces:
         return {}
-    title = "round" if against == "round" else "MB moved by a client in every round"
+    title = "round" if against == "round" else f"{unit} moved by a client in every round"
     return {
         "data": traces,
         "label": f"validation {metric_name(summary.metric)} against {title}",
@@ -418,25 +440,25 @@ def _curve_figure(study: Study, summary: Summary, styles: dict[str, Style], agai
 
 
 def _curve(lines: Sequence[dict[str, Any]], metric: str) -> dict[int, tuple[float, float]]:
-    """Round, counted through all stages -> (megabytes moved by a client so far, validation metric)."""
+    """Round, counted through all stages -> (bytes moved by a client so far, validation metric)."""
     curve: dict[int, tuple[float, float]] = {}
     before = last = 0
     stage: Any = None
-    megabytes = 0.0
+    moved = 0.0
     for line in lines:
         if line.get("stage") != stage:
             stage, before = line.get("stage"), last
         last = before + int(line.get("round") or 0)
         if line.get("clients"):
-            megabytes += (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / line["clients"] / 1e6
+            moved += (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / line["clients"]
         value = (line.get("validation") or {}).get(metric)
         if value is not None and math.isfinite(value):
-            curve[last] = (megabytes, float(value))
+            curve[last] = (moved, float(value))
     return curve
 
 
-def _mean_traffic(curves: Sequence[dict[int, tuple[float, float]]], rounds: Sequence[int]) -> list[float]:
-    return [sum(curve[r][0] for curve in curves) / len(curves) for r in rounds]
+def _mean_traffic(curves: Sequence[dict[int, tuple[float, float]]], rounds: Sequence[int], scale: float) -> list[float]:
+    return [sum(curve[r][0] for curve in curves) / len(curves) / scale for r in rounds]
 
 
 def _forest(summary: Summary, method: MethodSummary) -> dict[str, float] | None:
@@ -510,7 +532,7 @@ def _dropped(study: Study) -> int:
 
 def _lookup(drawn: Drawn, summary: Summary) -> list[list[str]]:
     """The columns shown for a client that is looked up, with their headings."""
-    shown = [["client", "client"], *([["group", "group"]] if "group" in drawn.columns else []), ["examples", "examples"]]
+    shown: list[list[str]] = [[name] * 2 for name in ("client", "group", "examples") if name in drawn.columns]
     if summary.baseline == BEFORE:
         shown.append([BEFORE, f"value {BEFORE}"])
     return shown + [[method.title, f"value {method.label}"] for method in summary.methods]
@@ -522,18 +544,20 @@ def _lookup(drawn: Drawn, summary: Summary) -> list[list[str]]:
 def _script_json(value: Any) -> Markup:
     """JSON that cannot close the script element it stands in."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # noqa: S704
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
 def _unbroken(text: str) -> Markup:
     """Keep a number and its unit, and a p and its value, on one line."""
-    return Markup(re.sub(r"(?<=\d) (?=%|kB|MB|GB)|(?<=\bp) (?=[<=&])|(?<=[<=;]) (?=\d)", "\u00a0", str(escape(text))))  # noqa: S704
+    return Markup(re.sub(r"(?<=\d) (?=%|kB|MB|GB)|(?<=\bp) (?=[<=&])|(?<=[<=;]) (?=\d)", "\u00a0", str(escape(text))))
 
 
 def _plain(value: Any) -> str:
     """A value of a configuration as text."""
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, int) and abs(value) >= 10_000:
+        return f"{value:,}"
     if isinstance(value, dict):
         return ", ".join(f"{key}: {_plain(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -552,6 +576,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "number": number, "percent": percent, "signed": signed, "p": p_text, "size": size, "plain": _plain,
         "unbroken": _unbroken, "metric": metric_name, "finite": math.isfinite,
+        "capital": lambda text: text[:1].upper() + text[1:],
     }  # fmt: skip
     environment.globals |= {
         "count": count, "change": signed_change, "change_of": change_of, "with_interval": with_interval,

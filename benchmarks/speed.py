@@ -1,0 +1,426 @@
+"""Measures one federated round, in clients per second, with bespoke and with other frameworks.
+
+All peers train on the same tensors from the same parameters in the same order of minibatches, take turns in one run,
+and sleep (are stopped by a signal) while it is another's turn. First their updates are compared: a peer that computes
+something else than the plain PyTorch loop is reported as failed, and not timed.
+
+Each framework lives in a virtual environment of its own, made on demand. The peers `loop`, `centralised` and `bespoke`
+run with the interpreter that runs this file.
+"""
+
+import argparse
+import json
+import os
+import platform
+import select
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from peers import processes, workloads
+from peers.protocol import CORES
+
+BENCHMARKS = Path(__file__).resolve().parent
+REPOSITORY = BENCHMARKS.parent
+TOLERANCE = 1e-3
+"""Largest relative error of a peer's update: float32 rounding in another order stays well below."""
+TURN_SECONDS = 0.5
+"""A peer's turn is one round, or as many as fit in this: short rounds are too noisy one by one."""
+PATIENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Contestant:
+    module: str
+    """Name of the file in `benchmarks/peers`."""
+    requirements: tuple[str, ...] = ()
+    """What its own environment holds. Without any, it runs with this interpreter."""
+    is_federated: bool = True
+    """Whether its update must be that of FedAvg."""
+
+
+TORCH = "torch==2.13.0"
+CONTESTANTS = {
+    "loop": Contestant("loop"),
+    "centralised": Contestant("centralised", is_federated=False),
+    "flower": Contestant("flower", ("flwr[simulation]==1.41.0", TORCH)),
+    "pfl": Contestant("pfl", ("pfl[pytorch]==0.6.0", TORCH)),
+    # FedJAX's last release predates both: small models are fastest with the newer JAX, the CNN with the older.
+    "fedjax": Contestant("fedjax", ("fedjax==0.0.17", "jax==0.10.2", "jaxlib==0.10.2")),
+    "fedjax-older": Contestant("fedjax", ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3")),
+    "bespoke": Contestant("bespoke"),
+}
+OURS, REFERENCE = "bespoke", "loop"
+
+# How many times as fast as the peer bespoke means to be. Centralised training does the arithmetic without any
+# federation, so there the aim is to take at most 1.2 times as long.
+ABOVE_ALL = {name: 1.0 for name in CONTESTANTS if name != OURS}
+TARGETS: dict[str, dict[str, float]] = {
+    "w1": {"flower": 80, "pfl": 15, "fedjax": 5, "fedjax-older": 5},
+    "w2": {**ABOVE_ALL, "centralised": 1 / 1.2},
+    "w3": {"pfl": 75, "flower": 200},
+    "w3b": {"pfl": 75, "flower": 200},
+    "w4": {**ABOVE_ALL, "centralised": 1 / 1.2},
+}
+
+
+@dataclass
+class Result:
+    """What is known about one peer on one workload. `failure` says why there is no more."""
+
+    peer: str
+    version: str = ""
+    rates: list[float] = field(default_factory=list)
+    """Clients per second, one for each turn."""
+    startup_seconds: float | None = None
+    first_round_seconds: float | None = None
+    peak_mb: float = 0.0
+    relative_error: float | None = None
+    failure: str | None = None
+
+    @property
+    def rate(self) -> float | None:
+        return None if self.failure or not self.rates else statistics.median(self.rates)
+
+
+class Failure(Exception):
+    """A peer could not do what it was asked; the message goes into the table."""
+
+
+class PeerProcess:
+    """A peer in a process of its own. It is stopped except while it is asked something."""
+
+    def __init__(self, name: str, python: str, scratch: Path) -> None:
+        module = CONTESTANTS[name].module
+        if not (BENCHMARKS / "peers" / f"{module}.py").exists():
+            raise Failure(f"there is no benchmarks/peers/{module}.py")
+        python_path = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.log: IO[bytes] = open(scratch / f"{name}.log", "wb")
+        self.process = subprocess.Popen(
+            [python, "-m", "peers", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            cwd=scratch,  # Not the repository: some libraries leave files where they run.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path)},
+            start_new_session=True,
+        )
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        processes.resume(self.process.pid)
+        try:
+            self.process.stdin.write(json.dumps(command).encode() + b"\n")
+            self.process.stdin.flush()
+            answer = self._read_answer()
+        except BrokenPipeError:
+            raise Failure(f"ended before it was asked to {command['cmd']}") from None
+        finally:
+            processes.pause(self.process.pid)
+        if "error" in answer:
+            raise Failure(f"could not {command['cmd']}: {answer['error']}")
+        return answer
+
+    def _read_answer(self) -> dict[str, Any]:
+        deadline, received = time.monotonic() + PATIENCE_SECONDS, b""
+        output = self.process.stdout.fileno()
+        while not received.endswith(b"\n"):
+            if not select.select([output], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise Failure(f"gave no answer in {PATIENCE_SECONDS:.0f} s")
+            if not (chunk := os.read(output, 1 << 16)):
+                raise Failure("ended unexpectedly")
+            received += chunk
+        return json.loads(received)
+
+    def close(self) -> None:
+        """Asks the peer to quit, and ends whatever of it is left then."""
+        everything = processes.tree(self.process.pid)
+        try:
+            self.ask(cmd="quit")
+            processes.resume(self.process.pid)
+            self.process.wait(timeout=30)
+        except (Failure, subprocess.TimeoutExpired):
+            pass
+        processes.end(everything)
+        self.process.wait()
+        self.log.close()
+
+
+def interpreter(name: str, cache: Path) -> str:
+    """The Python to run the peer with; makes its environment if there is none yet, or another."""
+    requirements = CONTESTANTS[name].requirements
+    if not requirements:
+        return sys.executable
+    folder = cache / "environments" / name
+    python, stamp = folder / "bin" / "python", folder / "installed.txt"
+    wanted = "\n".join(requirements)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        venv.create(folder, with_pip=True, clear=True)
+        install = subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *requirements],
+            capture_output=True,
+            text=True,
+        )
+        if install.returncode:
+            complaints = [line for line in install.stderr.splitlines() if line.startswith("ERROR")]
+            raise Failure(f"does not install: {complaints[0] if complaints else 'pip failed'}")
+        stamp.write_text(wanted)
+    return str(python)
+
+
+def relative_error(update: Path, reference: Path) -> float:
+    with np.load(update) as ours, np.load(reference) as theirs:
+        if set(ours.files) != set(theirs.files):
+            raise Failure(f"updates {sorted(ours.files)} instead of {sorted(theirs.files)}")
+        if any(ours[name].shape != theirs[name].shape for name in theirs.files):
+            raise Failure("its update has other shapes")
+        difference = sum(float(np.square(ours[name] - theirs[name], dtype=np.float64).sum()) for name in theirs.files)
+        scale = sum(float(np.square(theirs[name], dtype=np.float64).sum()) for name in theirs.files)
+    return (difference / scale) ** 0.5
+
+
+def say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+class Race:
+    """One workload, all peers in turn."""
+
+    def __init__(self, workload_name: str, peers: list[str], cache: Path) -> None:
+        self.name = workload_name
+        self.cache = cache
+        self.path = workloads.make(workload_name, cache / "workloads")
+        self.workload = workloads.load(str(self.path))
+        self.results = {peer: Result(peer) for peer in peers}
+        self.running: dict[str, PeerProcess] = {}
+
+    def run(self, repeats: int) -> list[Result]:
+        try:
+            # The reference comes first, because the others are compared with it; bespoke comes last.
+            for peer in sorted(self.results, key=lambda peer: (peer != REFERENCE, list(CONTESTANTS).index(peer))):
+                say(f"{self.name}: {peer} starts, and its update is checked")
+                self.attempt(peer, self.start)
+            for repetition in range(repeats):
+                for peer in list(self.running):
+                    self.attempt(peer, lambda peer, repetition=repetition: self.take_turn(peer, repetition))
+                standing = ", ".join(f"{r.peer} {r.rates[-1]:,.4g}" for r in self.results.values() if r.rate)
+                say(f"{self.name}: repetition {repetition + 1} of {repeats}, clients/s: {standing}")
+        finally:
+            for process in self.running.values():
+                process.close()
+        return list(self.results.values())
+
+    def attempt(self, peer: str, action: Callable[[str], None]) -> None:
+        """A peer that fails drops out; the others go on."""
+        try:
+            action(peer)
+        except Failure as failure:
+            self.results[peer].failure = str(failure)
+            say(f"{self.name}: {peer} FAILED: {failure}")
+            if process := self.running.pop(peer, None):
+                process.close()
+
+    def start(self, peer: str) -> None:
+        result = self.results[peer]
+        python = interpreter(peer, self.cache)
+        scratch = self.cache / "scratch" / self.name
+        process = self.running[peer] = PeerProcess(peer, python, scratch)
+        ready = process.ask(cmd="load", workload=str(self.path))
+        result.version, result.startup_seconds = ready["version"], ready["startup_seconds"]
+        update = scratch / f"{peer}.npz"
+        first = process.ask(cmd="round", clients=self.workload.cohort(0), return_update=str(update))
+        result.first_round_seconds, result.peak_mb = first["seconds"], first["peak_rss_mb"]
+        if not CONTESTANTS[peer].is_federated:
+            return
+        result.relative_error = relative_error(update, scratch / f"{REFERENCE}.npz")
+        # Written so that it also catches a result that is not a number.
+        if not result.relative_error < TOLERANCE:
+            raise Failure(f"computes another update than `{REFERENCE}` (relative error {result.relative_error:.2g})")
+
+    def take_turn(self, peer: str, repetition: int) -> None:
+        result, process = self.results[peer], self.running[peer]
+        process.ask(cmd="reset")
+        clients, seconds, number = 0, 0.0, 0
+        while seconds < TURN_SECONDS:
+            number += 1
+            cohort = self.workload.cohort(1000 * (repetition + 1) + number)
+            answer = process.ask(cmd="round", clients=cohort, return_update=None)
+            clients, seconds = clients + answer["clients"], seconds + answer["seconds"]
+            result.peak_mb = max(result.peak_mb, answer["peak_rss_mb"])
+        result.rates.append(clients / seconds)
+
+
+# ---------------------------------------------------------------------------------------------------- the document
+
+
+@dataclass
+class Report:
+    results: dict[str, list[Result]]
+    """By workload."""
+    command: str
+    repeats: int
+
+
+def machine() -> str:
+    model = next(
+        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    return f"{model}, {CORES} cores used, no GPU; {platform.system()}, Python {platform.python_version()}"
+
+
+def introduction(report: Report) -> str:
+    return "\n".join(
+        [
+            "# Speed",
+            "",
+            "One federated round, which is a local epoch on every client of the cohort and FedAvg weighted by examples,",
+            "in clients per second. All peers compute the same update from the same tensors, which is checked first",
+            f"(relative error below {TOLERANCE:g} against the plain loop), and take turns in one run. `loop` is a plain",
+            "PyTorch loop over clients with one thread; `centralised` is SGD over the same minibatches on one model with",
+            "two threads, without any federation.",
+            "",
+            "Clients/s is the median over turns, with the range. The ratio is that of bespoke to the peer, and the target",
+            "the least that it should be. The first round includes compilation where there is any; it is not in the",
+            "median. Memory is the sum of the peaks of all processes of a peer.",
+            "",
+            f"- Machine: {machine()}",
+            f"- Turns for each peer: {report.repeats}",
+            f"- Command: `{report.command}`",
+        ]
+    )
+
+
+def speed_tables(report: Report) -> str:
+    return "\n\n".join(speed_table(name, results) for name, results in report.results.items())
+
+
+def speed_table(workload: str, results: list[Result]) -> str:
+    settings = workloads.CATALOGUE[workload][0]
+    ours = next((result.rate for result in results if result.peer == OURS), None)
+    lines = [
+        f"## {settings.title}",
+        "",
+        settings.about,
+        "",
+        "| peer | version | clients/s (range) | bespoke / peer | target | start-up s | first round s | peak MB |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        target = TARGETS[workload].get(result.peer)
+        if result.rate is None:
+            reason = " ".join((result.failure or "not measured").replace("|", "/").split())
+            speed, ratio = f"failed: {reason[:200]}", ""
+        else:
+            speed = f"{result.rate:,.4g} ({min(result.rates):,.4g} to {max(result.rates):,.4g})"
+            ratio = f"{ours / result.rate:.3g}" if ours and result.peer != OURS else ""
+        cells = [
+            result.peer,
+            result.version,
+            speed,
+            ratio,
+            f"{target:.3g}" if target else "",
+            "" if result.startup_seconds is None else f"{result.startup_seconds:.1f}",
+            "" if result.first_round_seconds is None else f"{result.first_round_seconds:.2f}",
+            f"{result.peak_mb:,.0f}" if result.peak_mb else "",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+SECTIONS: list[Callable[[Report], str]] = [introduction, speed_tables]
+"""The document's parts, in order. A further measurement is a further function here."""
+
+
+# ----------------------------------------------------------------------------------------------- the command line
+
+
+def choice_of(known: list[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def parse_arguments() -> argparse.Namespace:
+    catalogue = "\n".join(f"  {name:5}{settings.about}" for name, (settings, _) in workloads.CATALOGUE.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"workloads:\n{catalogue}\n\nexamples:\n"
+        "  python benchmarks/speed.py --workloads w1 --peers loop,bespoke --repeats 3    a quick look\n"
+        "  python benchmarks/speed.py --output docs/speed.md                             the published tables",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workloads",
+        type=choice_of(list(workloads.CATALOGUE)),
+        default=list(workloads.CATALOGUE),
+        metavar="NAMES",
+        help="separated by commas (default: all of them)",
+    )
+    parser.add_argument(
+        "--peers",
+        type=choice_of(list(CONTESTANTS)),
+        default=list(CONTESTANTS),
+        metavar="NAMES",
+        help=f"separated by commas, of {', '.join(CONTESTANTS)} (default: all; `{REFERENCE}` always takes part)",
+    )
+    parser.add_argument("--repeats", type=int, default=10, metavar="N", help="turns for each peer (default: 10)")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=REPOSITORY / ".cache" / "speed",
+        metavar="DIR",
+        help="keeps environments, workloads and the peers' logs (default: .cache/speed in the repository)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the tables here, not to stdout")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number here")
+    return parser.parse_args()
+
+
+def displayed_command() -> str:
+    """The command as given, without the options that name places on this machine."""
+    arguments = sys.argv[1:]
+    for option in ("--cache", "--json", "--output"):
+        while option in arguments:
+            at = arguments.index(option)
+            del arguments[at : at + 2]
+        arguments = [argument for argument in arguments if not argument.startswith(f"{option}=")]
+    return shlex.join(["python", "benchmarks/speed.py", *arguments])
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    # An ended benchmark must not leave peers behind: make the signal an exception, so that `finally` is reached.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    cache = arguments.cache.resolve()
+    peers = [name for name in CONTESTANTS if name in arguments.peers or name == REFERENCE]
+    report = Report({}, displayed_command(), arguments.repeats)
+    for name in arguments.workloads:
+        report.results[name] = Race(name, peers, cache).run(arguments.repeats)
+    document = "\n\n".join(section(report) for section in SECTIONS) + "\n"
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(document)
+    else:
+        print(document)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps({"machine": machine(), **asdict(report)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

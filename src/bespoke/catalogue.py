@@ -1,0 +1,117 @@
+"""What `bespoke methods` and `bespoke data` show: read off the code, so that it cannot differ from it."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bespoke.errors import unknown
+
+
+def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.compare import describe
+    from bespoke.methods import METHODS
+
+    if name is not None and name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return [{**describe(METHODS[m]), "knobs": knobs(METHODS[m])} for m in ([name] if name else METHODS)]
+
+
+def knobs(kind: type) -> list[dict[str, Any]]:
+    """A dataclass's knobs: name, default, meaning, bounds; those of a nested dataclass with a dot."""
+    found: list[dict[str, Any]] = []
+    for entry in fields(kind):
+        if entry.name == "task":
+            continue
+        made = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+        if is_dataclass(made):
+            inner = knobs(type(made))
+            found += [{**knob, "name": f"{entry.name}.{knob['name']}"} for knob in inner]
+        else:
+            default = list(made) if isinstance(made, tuple) else made
+            bounds = {str(k): v for k, v in entry.metadata.get("bounds", {}).items()}
+            found.append(
+                {"name": entry.name, "default": default, "doc": entry.metadata.get("doc", ""), "bounds": bounds}
+            )
+    return found
+
+
+def print_methods(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("method", "what it does", "a client ends up with", "the server learns"):
+        table.add_column(column, overflow="fold")
+    for method in found:
+        learns = ", ".join(f"{kind} of {name}" for name, kind in method["reveals"].items()) or "nothing"
+        table.add_row(method["name"], method["summary"], method["personal"], learns)
+    console = Console()
+    console.print(table)
+    console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
+
+
+def print_method(method: dict[str, Any]) -> None:
+    console = Console()
+    console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
+    console.print(f"[dim]{method['paper']}[/dim]\n", highlight=False)
+    lines = {
+        "sent to clients": "; ".join(f"{name}: {text}" for name, text in method["down"].items()) or "nothing",
+        "leaves a client": "; ".join(f"{name}: {text}" for name, text in method["travels"].items()) or "nothing",
+        "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
+        or "the data; no other state",
+        "personal model": method["personal"],
+        "unseen clients": method["unseen"],
+    }
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in lines.items():
+        facts.add_row(name, text)
+    console.print(facts)
+    table = Table(
+        title="\nknobs", title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
+    for column in ("name", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for knob in method["knobs"]:
+        table.add_row(knob["name"], str(knob["default"]), knob["doc"])
+    console.print(table)
+
+
+def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.data.sources import SOURCES
+
+    if name is not None and name not in SOURCES:
+        raise unknown("data source", name, SOURCES)
+    return [asdict(SOURCES[s]) for s in ([name] if name else SOURCES)]
+
+
+def print_sources(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("data", "what", "clients", "examples", "kind"):
+        table.add_column(column, overflow="fold", justify="right" if column in ("clients", "examples") else "left")
+    for source in found:
+        table.add_row(
+            source["name"], source["title"], _count(source["clients"]), _count(source["examples"]), source["kind"]
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        "\n`bespoke data NAME` shows licence and how to obtain it; your own tables: `bespoke compare TABLE.csv "
+        "--client COLUMN --target COLUMN`.",
+        highlight=False,
+    )
+
+
+def print_source(source: dict[str, Any]) -> None:
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name in ("name", "title", "task", "clients", "examples", "group", "licence", "obtain"):
+        facts.add_row(name, _count(source[name]) or "-")
+    Console().print(facts)
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

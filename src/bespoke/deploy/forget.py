@@ -1,0 +1,125 @@
+"""Forgetting a client: its private state and personal model are deleted from a run, and shown to be gone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bespoke.data.arrays import open_arrays, write_arrays, write_text
+from bespoke.deploy.personal import client_folder, open_run
+from bespoke.errors import UserError
+from bespoke.experiments import load_population
+from bespoke.randomness import text_key
+
+SHORTEST = 16  # bytes: anything shorter would be found by chance
+
+
+def is_forgotten(run: Path, client: str) -> bool:
+    return f"{text_key(client):016x}" in _forgotten(run)
+
+
+def _forgotten(run: Path) -> list[str]:
+    path = run / "forgotten.json"
+    return json.loads(path.read_text(encoding="utf-8"))["keys"] if path.exists() else []
+
+
+def forget_client(run: Path, client: str) -> dict[str, Any]:
+    """Delete, then search every file of the run for what was deleted. Returns a receipt, also written to the folder."""
+    folder, config = open_run(run)
+    if is_forgotten(run, client):
+        raise UserError(f"client {client!r} is already forgotten in {run}")
+    position = load_population(config).index(client)
+    with folder.locked():
+        traces: list[bytes] = []
+        changed = []
+        for path in sorted((run / "private").glob("*.safetensors")):
+            found = _drop_row(path, position)
+            if found is not None:
+                traces.append(found)
+                changed.append(str(path.relative_to(run)))
+        exported = client_folder(run, client)
+        if exported.is_dir():
+            flat, _ = open_arrays(exported / "model.safetensors")
+            # the parameters together are the client's; one tensor alone may be shared with others (a frozen layer)
+            traces += [leaf.contiguous().numpy().tobytes() for leaf in flat.values()] if _differs(run, exported) else []
+            for path in exported.rglob("*"):
+                if path.is_file():
+                    _overwrite(path)
+            shutil.rmtree(exported)
+            changed.append(str(exported.relative_to(run)))
+        choices = run / "choices.json"
+        chosen = json.loads(choices.read_text(encoding="utf-8"))
+        if chosen["own"].pop(client, None) is not None:
+            write_text(choices, json.dumps(chosen))
+            changed.append("choices.json")
+        # the mark is a hash: the id itself need not be kept to know that it is forgotten
+        write_text(run / "forgotten.json", json.dumps({"keys": [*_forgotten(run), f"{text_key(client):016x}"]}))
+        searched, left = _search(run, [trace for trace in traces if len(trace) >= SHORTEST])
+    if left:
+        raise RuntimeError(f"traces of {client!r} remain in {', '.join(left)}")
+    remains = [
+        "the shared model, to which this client may have contributed",
+        "this client's row of results in clients.parquet (sizes and scores)",
+    ]
+    receipt: dict[str, Any] = {
+        "client": client,
+        "deleted": changed,
+        "files_searched": searched,
+        "traces_searched": len(traces),
+        "traces_left": 0,
+        "digest_of_deleted": hashlib.blake2b(b"".join(traces), digest_size=16).hexdigest() if traces else None,
+        "remains": remains,
+    }
+    receipt["summary"] = [
+        f"Forgot client {client}: deleted {', '.join(changed) if changed else 'nothing, there was no private state'}.",
+        f"Searched {searched} files of the run for {len(traces)} deleted arrays: none is left.",
+        "What remains: " + "; ".join(remains) + ".",
+    ]
+    return receipt
+
+
+def _differs(run: Path, exported: Path) -> bool:
+    """Whether the exported model is the client's own, not simply the shared model of the checkpoint."""
+    payload = (exported / "model.safetensors").read_bytes()
+    own, _ = open_arrays(exported / "model.safetensors")
+    largest = max((leaf for name, leaf in own.items() if not name.startswith("input.")), key=torch.numel)
+    shared = b"".join(path.read_bytes() for path in (run / "checkpoints").glob("*.safetensors"))
+    return bool(payload) and largest.contiguous().numpy().tobytes() not in shared
+
+
+def _drop_row(path: Path, client: int) -> bytes | None:
+    """Take one client's row out of a segment; returns the row's bytes."""
+    arrays, _ = open_arrays(path)
+    mine = arrays["clients"] == client
+    if not mine.any():
+        return None
+    row = arrays["rows"][mine].numpy().tobytes()
+    kept = {name: array[~mine].clone() for name, array in arrays.items()}
+    del arrays
+    with open(path, "r+b") as old:  # held open over the replacement, so that the old bytes can be overwritten
+        write_arrays(path, kept)
+        _zero(old.fileno())
+    return row
+
+
+def _overwrite(path: Path) -> None:
+    with open(path, "r+b") as file:
+        _zero(file.fileno())
+
+
+def _zero(descriptor: int) -> None:
+    size = os.fstat(descriptor).st_size
+    os.pwrite(descriptor, bytes(size), 0)
+    os.fsync(descriptor)
+
+
+def _search(run: Path, traces: list[bytes]) -> tuple[int, list[str]]:
+    files = [path for path in run.rglob("*") if path.is_file()]
+    left = [str(path) for path in files if any(trace in path.read_bytes() for trace in traces)]
+    return len(files), left

@@ -1,0 +1,159 @@
+"""Personal models as artefacts: safetensors with the parameters, JSON that says how to use them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from bespoke.config import ExperimentConfig, read_config
+from bespoke.data.arrays import open_arrays, write_arrays, write_text
+from bespoke.data.standardize import client_scaling
+from bespoke.engines.host import ClientWork, Host, Mode
+from bespoke.errors import UserError
+from bespoke.experiments import build, load_population
+from bespoke.models import networks
+from bespoke.models.networks import Network
+from bespoke.randomness import mix
+from bespoke.rounds import Experiment
+from bespoke.runfolder import RunFolder
+from bespoke.tensors import Params, count, flatten, unflatten
+
+FORMAT = 1
+
+
+def open_run(path: Path) -> tuple[RunFolder, ExperimentConfig]:
+    """A finished run, or a clear word on what it is instead."""
+    if (path / "compare.json").exists() or (path / "runs").is_dir():
+        inside = sorted(p.name for p in (path / "runs").glob("*")) if (path / "runs").is_dir() else []
+        raise UserError(
+            f"{path} is a comparison; name one of its runs: {', '.join(f'{path}/runs/{n}' for n in inside[:6])}"
+        )
+    folder = RunFolder.existing(path)
+    if folder.result() is None:
+        raise UserError(f"{path} is unfinished; go on with: bespoke run ... --resume --out {path}")
+    return folder, read_config(path / "config.toml")
+
+
+def client_folder(run: Path, client: str) -> Path:
+    """Where a client's exported model lies: a name safe for any file system, and different for different ids."""
+    from bespoke.randomness import text_key
+
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in client)[:60].strip(".") or "client"
+    return run / "personal" / (plain if plain == client else f"{plain}-{text_key(client):016x}")
+
+
+def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tuple[Params, str]:
+    """The model this client ended up with, made anew from the checkpoint, its private state and its own rows."""
+    found = folder.latest()
+    if found is None:
+        raise UserError(f"{folder.path} holds no checkpoint")
+    method = experiment.stages[-1].method
+    host = Host(experiment.population, Mode(vectorized=False))
+    start = found.server["params"] if found.round < 0 else method.params(found.server)
+    host.open(ClientWork(method, experiment.split.train, experiment.transforms), start)
+    for name in found.segments:
+        host.load_private(folder.path / "private" / name)
+    server = method.init_server(start) if found.round < 0 else found.server
+    own = method.unicast(server, client)
+    choices = json.loads((folder.path / "choices.json").read_text(encoding="utf-8"))
+    candidate = choices["own"].get(experiment.population.ids[client], choices["default"])
+    support = experiment.split.test.support
+    if not support.sizes(np.array([client]))[0]:
+        raise UserError(f"client {experiment.population.ids[client]!r} has no rows to adapt on")
+    key = int(mix("personalize", experiment.seed))
+    stacked = {name: leaf[None] for name, leaf in own.items()} or None
+    model = host.personal(method.broadcast(server), stacked, client, support, candidate, key)
+    return model, method.candidates()[candidate]
+
+
+def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str, Any]:
+    """Write the client's personal model; returns what was written."""
+    from bespoke.deploy.forget import is_forgotten
+
+    folder, config = open_run(run)
+    if is_forgotten(run, client):
+        raise UserError(f"client {client!r} was forgotten in {run}: its personal model is gone")
+    raw = load_population(config)
+    experiment = build(config, raw)
+    position = experiment.population.index(client)
+    params, candidate = personal_model(folder, experiment, position)
+    about, task = experiment.population.about, experiment.task
+    target = out or client_folder(run, client)
+    target.mkdir(parents=True, exist_ok=True)
+    advice = raw.about.get("standardize", {"features": "none"})
+    mean, deviation = client_scaling(
+        raw, experiment.split.train, config.data.standardize or advice["features"], position
+    )
+    write_arrays(target / "model.safetensors", {**flatten(params), "input.mean": mean, "input.deviation": deviation})
+    description = {
+        "format": FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
+        "network": {"name": type(task.network).__name__, **asdict(task.network)},
+        "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
+        "features": about.get("features", []), "target": about.get("target", ""),
+        "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
+        "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
+        "rows": "an array with one column per feature, in this order and in the units of the data; NaN where missing",
+    }  # fmt: skip
+    write_text(target / "model.json", json.dumps(description, indent=1))
+    return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(params)}
+
+
+@dataclass(frozen=True)
+class PersonalModel:
+    """A client's model, ready to predict."""
+
+    params: Params
+    network: Network
+    mean: Tensor
+    deviation: Tensor
+    about: dict[str, Any]
+
+    def outputs(self, rows: ArrayLike) -> Tensor:
+        """What the network says: standardized target, logits or margins."""
+        x = torch.as_tensor(np.asarray(rows))
+        if len(self.mean):
+            x = ((x.double() - self.mean) / self.deviation).float().nan_to_num(nan=0.0)
+        with torch.no_grad():
+            return self.network(self.params, x)
+
+    def predict(self, rows: ArrayLike) -> NDArray[Any]:
+        """Predictions in the target's own units, or class names."""
+        outputs = self.outputs(rows)
+        if self.about["task"] == "regression":
+            return (outputs[..., 0].double() * self.about["target_unit"] + self.about["target_centre"]).numpy()
+        place = (outputs[..., 0] > 0).long() if self.about["hinge"] else outputs.argmax(-1)
+        names = self.about["classes"]
+        return np.asarray(names)[place.numpy()] if names else place.numpy()
+
+    def probabilities(self, rows: ArrayLike) -> NDArray[Any]:
+        """Class probabilities (classification)."""
+        if self.about["task"] == "regression" or self.about["hinge"]:
+            raise UserError(f"a {self.about['task']} model of this kind has no probabilities")
+        return torch.softmax(self.outputs(rows), -1).numpy()
+
+
+def load_personal(folder: str | Path) -> PersonalModel:
+    """Load what `bespoke export` wrote."""
+    path = Path(folder)
+    try:
+        about = json.loads((path / "model.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} holds no personal model (no model.json)") from None
+    except ValueError as error:
+        raise UserError(f"{path / 'model.json'} is damaged ({error})") from None
+    if about.get("format") != FORMAT:
+        raise UserError(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
+    described = dict(about["network"])
+    known = {"Linear": networks.Linear, "MLP": networks.MLP, "CNN": networks.CNN, "LSTM": networks.LSTM}
+    kind: Any = known[described.pop("name")]
+    network = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in described.items()})
+    flat, _ = open_arrays(path / "model.safetensors")
+    mean, deviation = flat.pop("input.mean"), flat.pop("input.deviation")
+    return PersonalModel(unflatten(flat), network, mean, deviation, about)

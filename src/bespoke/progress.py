@@ -1,0 +1,69 @@
+"""Progress bars for long work, and a Ctrl-C that waits for the end of a round."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Bars:
+    """A bar for what is going on, and lines for what was decided. Plain lines where there is no terminal."""
+
+    def __init__(self, title: str, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
+        self.title = title
+        self.bars = Progress(
+            TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            console=self.console, transient=True, disable=quiet or not self.console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bars.add_task(title, total=None, note="")
+        self.said = ""
+
+    def __enter__(self) -> Bars:
+        self.console.print(self.title, highlight=False)
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self.bars.reset(self.task, description=what, total=total, completed=done, note="")
+        if not self.console.is_terminal and what != self.said:
+            self.console.print(f"  {what}", highlight=False)
+        self.said = what
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        if note:
+            self.bars.update(self.task, note=note)
+        self.bars.advance(self.task, steps)
+
+    def note(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False)
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C into a question asked after each round; the second interrupts at once."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        Console(stderr=True).print("\nstopping after this round (Ctrl-C again to stop at once)")
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
