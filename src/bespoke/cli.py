@@ -268,9 +268,8 @@ def export(
     if as_json:
         print(json.dumps(written))
     else:
-        print(
-            f"Personal model of {client}: {written['folder']} ({written['candidate']}, {written['parameters']:,} parameters)"
-        )
+        made = f"{written['candidate']}, {written['parameters']:,} parameters"
+        print(f"Personal model of {client}: {written['folder']} ({made})")
         print(f'Load it: from bespoke import load_personal; load_personal("{written["folder"]}").predict(rows)')
 
 

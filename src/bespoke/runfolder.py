@@ -55,6 +55,8 @@ class RunFolder:
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config)
+            for log in LOGS:
+                (path / log).touch()
         except PermissionError as error:
             raise UserError(
                 f"no permission to write to {path} ({error.strerror}); choose another place with --out"

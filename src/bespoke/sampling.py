@@ -91,7 +91,7 @@ class Sampler:
                 keys = self.train.population.keys[answered]
                 # a client's own speed, and the luck of the round, in equal parts
                 slow = _normal("speed", self.seed, keys) + _normal("luck", self.seed, round, keys)
-                time: NDArray[np.float64] = self.train.sizes(answered) * np.exp(self.straggle * slow / 2**0.5)
+                time = self.train.sizes(answered).astype(np.float64) * np.exp(self.straggle * slow / 2**0.5)
             else:
                 time = uniform("arrival", self.seed, round, self.train.population.keys[answered])
             answered = np.sort(answered[np.argsort(time, kind="stable")[: self.size]])
