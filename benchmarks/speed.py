@@ -20,12 +20,14 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+
 from peers import processes, workloads
 from peers.protocol import CORES
 
@@ -49,7 +51,7 @@ class Contestant:
 
 
 TORCH = "torch==2.13.0"
-CONTESTANTS = {
+CONTESTANTS = {  # In the order of turns: the reference comes first, because the others are compared with it.
     "loop": Contestant("loop"),
     "centralised": Contestant("centralised", is_federated=False),
     "flower": Contestant("flower", ("flwr[simulation]==1.41.0", TORCH)),
@@ -97,7 +99,7 @@ class Failure(Exception):
 
 
 class PeerProcess:
-    """A peer in a process of its own. It is stopped except while it is asked something."""
+    """A peer in a process of its own, with all that it starts."""
 
     def __init__(self, name: str, python: str, scratch: Path) -> None:
         module = CONTESTANTS[name].module
@@ -105,27 +107,33 @@ class PeerProcess:
             raise Failure(f"there is no benchmarks/peers/{module}.py")
         python_path = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         scratch.mkdir(parents=True, exist_ok=True)
-        self.log: IO[bytes] = open(scratch / f"{name}.log", "wb")
-        self.process = subprocess.Popen(
-            [python, "-m", "peers", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            cwd=scratch,  # Not the repository: some libraries leave files where they run.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path)},
-            start_new_session=True,
-        )
+        with open(scratch / f"{name}.log", "wb") as log:
+            self.process = subprocess.Popen(
+                [python, "-m", "peers", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=scratch,  # Not the repository: some libraries leave files where they run.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path)},
+                start_new_session=True,
+            )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While it is this peer's turn. After it the peer is stopped, because some are busy even when idle."""
+        processes.resume(self.process.pid)
+        try:
+            yield
+        finally:
+            processes.pause(self.process.pid)
 
     def ask(self, **command: Any) -> dict[str, Any]:
-        processes.resume(self.process.pid)
         try:
             self.process.stdin.write(json.dumps(command).encode() + b"\n")
             self.process.stdin.flush()
             answer = self._read_answer()
         except BrokenPipeError:
             raise Failure(f"ended before it was asked to {command['cmd']}") from None
-        finally:
-            processes.pause(self.process.pid)
         if "error" in answer:
             raise Failure(f"could not {command['cmd']}: {answer['error']}")
         return answer
@@ -144,15 +152,14 @@ class PeerProcess:
     def close(self) -> None:
         """Asks the peer to quit, and ends whatever of it is left then."""
         everything = processes.tree(self.process.pid)
+        processes.resume(self.process.pid)
         try:
             self.ask(cmd="quit")
-            processes.resume(self.process.pid)
             self.process.wait(timeout=30)
         except (Failure, subprocess.TimeoutExpired):
             pass
         processes.end(everything)
         self.process.wait()
-        self.log.close()
 
 
 def interpreter(name: str, cache: Path) -> str:
@@ -205,8 +212,7 @@ class Race:
 
     def run(self, repeats: int) -> list[Result]:
         try:
-            # The reference comes first, because the others are compared with it; bespoke comes last.
-            for peer in sorted(self.results, key=lambda peer: (peer != REFERENCE, list(CONTESTANTS).index(peer))):
+            for peer in self.results:
                 say(f"{self.name}: {peer} starts, and its update is checked")
                 self.attempt(peer, self.start)
             for repetition in range(repeats):
@@ -233,14 +239,18 @@ class Race:
         result = self.results[peer]
         python = interpreter(peer, self.cache)
         scratch = self.cache / "scratch" / self.name
-        process = self.running[peer] = PeerProcess(peer, python, scratch)
-        ready = process.ask(cmd="load", workload=str(self.path))
-        result.version, result.startup_seconds = ready["version"], ready["startup_seconds"]
         update = scratch / f"{peer}.npz"
-        first = process.ask(cmd="round", clients=self.workload.cohort(0), return_update=str(update))
+        update.unlink(missing_ok=True)
+        process = self.running[peer] = PeerProcess(peer, python, scratch)
+        with process.alone():
+            ready = process.ask(cmd="load", workload=str(self.path))
+            result.version, result.startup_seconds = ready["version"], ready["startup_seconds"]
+            first = process.ask(cmd="round", clients=self.workload.cohort(0), return_update=str(update))
         result.first_round_seconds, result.peak_mb = first["seconds"], first["peak_rss_mb"]
         if not CONTESTANTS[peer].is_federated:
             return
+        if self.results[REFERENCE].failure:
+            raise Failure(f"`{REFERENCE}` failed, so there is nothing to check its update against")
         result.relative_error = relative_error(update, scratch / f"{REFERENCE}.npz")
         # Written so that it also catches a result that is not a number.
         if not result.relative_error < TOLERANCE:
@@ -248,14 +258,16 @@ class Race:
 
     def take_turn(self, peer: str, repetition: int) -> None:
         result, process = self.results[peer], self.running[peer]
-        process.ask(cmd="reset")
         clients, seconds, number = 0, 0.0, 0
-        while seconds < TURN_SECONDS:
-            number += 1
-            cohort = self.workload.cohort(1000 * (repetition + 1) + number)
-            answer = process.ask(cmd="round", clients=cohort, return_update=None)
-            clients, seconds = clients + answer["clients"], seconds + answer["seconds"]
-            result.peak_mb = max(result.peak_mb, answer["peak_rss_mb"])
+        with process.alone():
+            process.ask(cmd="reset")
+            process.ask(cmd="round", clients=self.workload.cohort(0)[: 2 * CORES], return_update=None)  # to wake up
+            while seconds < TURN_SECONDS:
+                number += 1
+                cohort = self.workload.cohort(1000 * (repetition + 1) + number)
+                answer = process.ask(cmd="round", clients=cohort, return_update=None)
+                clients, seconds = clients + answer["clients"], seconds + answer["seconds"]
+                result.peak_mb = max(result.peak_mb, answer["peak_rss_mb"])
         result.rates.append(clients / seconds)
 
 
@@ -271,33 +283,26 @@ class Report:
 
 
 def machine() -> str:
-    model = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.machine(),
-    )
+    described = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    model = next((value.strip() for key, _, value in described if key.strip() == "model name"), platform.machine())
     return f"{model}, {CORES} cores used, no GPU; {platform.system()}, Python {platform.python_version()}"
 
 
 def introduction(report: Report) -> str:
-    return "\n".join(
-        [
-            "# Speed",
-            "",
-            "One federated round, which is a local epoch on every client of the cohort and FedAvg weighted by examples,",
-            "in clients per second. All peers compute the same update from the same tensors, which is checked first",
-            f"(relative error below {TOLERANCE:g} against the plain loop), and take turns in one run. `loop` is a plain",
-            "PyTorch loop over clients with one thread; `centralised` is SGD over the same minibatches on one model with",
-            "two threads, without any federation.",
-            "",
-            "Clients/s is the median over turns, with the range. The ratio is that of bespoke to the peer, and the target",
-            "the least that it should be. The first round includes compilation where there is any; it is not in the",
-            "median. Memory is the sum of the peaks of all processes of a peer.",
-            "",
-            f"- Machine: {machine()}",
-            f"- Turns for each peer: {report.repeats}",
-            f"- Command: `{report.command}`",
-        ]
-    )
+    return f"""# Speed
+
+One federated round, which is a local epoch on every client of the cohort and FedAvg weighted by examples, in clients
+per second. All peers compute the same update from the same tensors, which is checked first (relative error below
+{TOLERANCE:g} against the plain loop), and take turns in one run. `loop` is a plain PyTorch loop over clients with one
+thread; `centralised` is SGD over the same minibatches on one model with two threads, without any federation.
+
+Clients/s is the median over turns, with the range. The ratio is that of bespoke to the peer, and the target the least
+that it should be; 0.833 against `centralised` means at most 1.2 times as long. The first round includes compilation
+where there is any; it is not in the median. Memory is the sum of the peaks of all processes of a peer.
+
+- Machine: {machine()}
+- Turns for each peer: {report.repeats}
+- Command: `{report.command}`"""
 
 
 def speed_tables(report: Report) -> str:

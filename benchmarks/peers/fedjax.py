@@ -103,11 +103,11 @@ class Peer:
         self.server_optimizer = fedjax.optimizers.sgd(1.0)
         self.rng = jax.random.PRNGKey(0)  # Nothing is random, but FedJAX wants a key for each client.
         # A client that is no whole number of batches is padded and masked, which spares compiling for each remainder.
-        even = not np.any(workload.sizes % settings.batch_size)
-        self.batches = [
-            dataset.batch(batch_size=settings.batch_size) if even else dataset.padded_batch(batch_size=settings.batch_size)
-            for dataset in map(self.dataset, range(workload.num_clients))
-        ]
+        split = fedjax.ClientDataset.batch
+        if np.any(workload.sizes % settings.batch_size):
+            split = fedjax.ClientDataset.padded_batch
+        datasets = map(self.dataset, range(workload.num_clients))
+        self.batches = [split(dataset, batch_size=settings.batch_size) for dataset in datasets]
         self.reset()
 
     def dataset(self, client: int) -> fedjax.ClientDataset:

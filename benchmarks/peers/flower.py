@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -50,11 +51,22 @@ class FedAvgOfCohort(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        # Any node will do: the message says whose data it trains on.
-        for client, node in zip(self.cohort, grid.get_node_ids(), strict=False):
+        # Any nodes will do: the message says whose data to train on.
+        nodes = list(grid.get_node_ids())[: len(self.cohort)]
+        for client, node in zip(self.cohort, nodes, strict=True):
             config = ConfigRecord({"client": client, "workload": self.workload_path})
             content = RecordDict({"arrays": arrays, "config": config})
             yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        # Flower would go on without the clients that failed, which would look fast.
+        replies = list(replies)
+        failures = [reply.error.reason for reply in replies if reply.has_error()]
+        if failures or len(replies) != len(self.cohort):
+            raise RuntimeError(f"{len(replies)} of {len(self.cohort)} clients answered, failures: {failures[:1]}")
+        return super().aggregate_train(server_round, replies)
 
 
 class Peer:
@@ -87,11 +99,11 @@ class Peer:
 
     def serve_rounds(self, grid: Grid, context: Context) -> None:
         strategy = FedAvgOfCohort(self.workload.path)
+        while len(list(grid.get_node_ids())) < self.workload.num_clients:
+            time.sleep(0.05)  # Flower registers its nodes meanwhile.
         while (cohort := self.handover.next_cohort()) is not None:
             strategy.cohort = cohort
             result = strategy.start(grid=grid, initial_arrays=self.arrays, num_rounds=1)
-            if len(result.train_metrics_clientapp) != 1:
-                raise RuntimeError("no client answered")
             self.arrays = result.arrays
 
     def round(self, clients: list[int]) -> None:

@@ -33,7 +33,7 @@ def compare(
     """
     described = {"source": data} if table is None else {"table": str(table), **columns}
     folder = Path(out)
-    Comparison({"data": described, **(settings or {})}, folder, tuple(methods), seeds, rounds, tune).run()
+    Comparison({"data": described, **(settings or {})}, folder, tuple(methods), tuple(range(seeds)), rounds, tune).run()
     write_report([folder], folder / "report.html")
     return summarize([folder])
 

@@ -98,6 +98,9 @@ def compare(
 
     if table is not None and data is not None:
         raise UserError("give a table or --data, not both")
+    if table is not None and table.suffix == ".toml":
+        _compare_file(table, out, resume, as_json)
+        return
     if table is None and (client or target or group or features):
         raise UserError(
             "--client, --target, --group and --features describe a table; which one? bespoke compare TABLE.csv ..."
@@ -135,8 +138,23 @@ def compare(
     names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     # the command that repeats this, without what only says where to put it
     arguments = [a for a in sys.argv[1:] if a != "--resume"]
+    command = shlex.join(["bespoke", *arguments])
     with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, stopping() as stop:
-        Comparison(base, folder, names, seeds, rounds, tune, shlex.join(["bespoke", *arguments]), bars, stop).run()
+        Comparison(
+            base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop
+        ).run()
+    _report([folder], folder / "report.html", as_json)
+
+
+def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool) -> None:
+    """A comparison described by a TOML file, such as those in benchmarks/motley."""
+    from bespoke.compare import Comparison
+    from bespoke.progress import Bars, stopping
+
+    folder = _place(out, f"compare-{path.stem}", resume)
+    command = shlex.join(["bespoke", "compare", str(path)])
+    with Bars(f"comparing as {path} says", quiet=as_json) as bars, stopping() as stop:
+        Comparison.read(path, folder, command=command, progress=bars, stop=stop).run()
     _report([folder], folder / "report.html", as_json)
 
 

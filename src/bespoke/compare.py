@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bespoke.config import ExperimentConfig, checked
+from bespoke.config import ExperimentConfig, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
@@ -37,13 +37,33 @@ class Comparison:
     base: dict[str, Any]
     folder: Path
     methods: tuple[str, ...] = DEFAULT_METHODS
-    seeds: int = 3
+    seeds: tuple[int, ...] = (0, 1, 2)
     rounds: int = 60
     tune: bool = True
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
+    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # what to try, by method; else the method's own
+    expected: dict[str, dict[str, Any]] = field(default_factory=dict)  # published numbers by method, for the report
     command: str = ""
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
+
+    @classmethod
+    def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
+        """From a TOML file: an experiment without stages, and a [compare] table (see benchmarks/motley)."""
+        raw = read_toml(path)
+        table = raw.pop("compare", None)
+        if table is None:
+            raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
+        expected = raw.pop("expected", {})
+        known = ("methods", "seeds", "rounds", "tune", "knobs", "grid")
+        for key in table:
+            if key not in known:
+                raise unknown("key", f"compare.{key}", known, str(path))
+        seeds = table.pop("seeds", 3)
+        table["seeds"] = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+        table["methods"] = tuple(table.get("methods", DEFAULT_METHODS))
+        return cls(raw, folder, **table, expected=expected, **rest)
 
     def run(self) -> Path:
         """Tune, run, and write compare.json; returns the folder."""
@@ -58,7 +78,7 @@ class Comparison:
         for name in needed:
             chosen[name], tuning[name] = self._tuned(name, population, chosen)
         experiment: Experiment | None = None
-        for name, seed in itertools.product(self.methods, range(self.seeds)):
+        for name, seed in itertools.product(self.methods, self.seeds):
             config = self._config(name, seed, chosen)
             experiment = build(config, population)
             self._execute(experiment, config, self.folder / "runs" / f"{name}-seed{seed}")
@@ -69,7 +89,7 @@ class Comparison:
     def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         method = METHODS[name]
         before = self._stages(method.after, chosen) if method.after else []
-        own: dict[str, Any] = {"method": name, **chosen.get(name, {})}
+        own: dict[str, Any] = {"method": name, **_merged(self.knobs.get(name, {}), chosen.get(name, {}))}
         if method.trains:
             own["rounds"] = self.rounds
         return [*before, own]
@@ -83,14 +103,14 @@ class Comparison:
         self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The knobs that do best on the validation data of the first seed, and what was tried."""
-        method = METHODS[name]
-        if not (self.tune and method.tunes):
+        grid = self.grid.get(name, METHODS[name].tunes)
+        if not (self.tune and grid):
             return {}, []
         tried = []
-        for values in itertools.product(*method.tunes.values()):
-            knobs = dict(zip(method.tunes, values))
-            config = self._config(name, 0, {**chosen, name: knobs})
-            path = self.folder / "tuning" / "-".join([name, *(f"{knob}{value:g}" for knob, value in knobs.items())])
+        for values in itertools.product(*grid.values()):
+            knobs = dict(zip(grid, values))
+            config = self._config(name, self.seeds[0], {**chosen, name: knobs})
+            path = self.folder / "tuning" / "-".join([name, *(f"{knob}{value}" for knob, value in knobs.items())])
             result = self._execute(build(config, population), config, path, select_only=True)
             tried.append({"knobs": knobs, "validation": result["validation"]})
         usable = [trial for trial in tried if trial["validation"] is not None]
@@ -138,7 +158,8 @@ class Comparison:
                 }
                 for name in self.methods
             ],
-            "seeds": list(range(self.seeds)),
+            "seeds": list(self.seeds),
+            "expected": self.expected,
             "data": {
                 "name": about["name"],
                 "title": about.get("title", ""),
@@ -152,7 +173,7 @@ class Comparison:
                 "notes": about.get("notes", []),
             },
             "split": {
-                **resolved(self._config(self.methods[0], 0, chosen))["split"],
+                **resolved(self._config(self.methods[0], self.seeds[0], chosen))["split"],
                 "train_clients": len(split.train.clients),
                 "test_clients": len(split.test.query.clients),
                 "train_rows": int(split.train.sizes().sum()),
@@ -168,6 +189,18 @@ class Comparison:
                 **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")},
             },
         }
+
+
+def _merged(fixed: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """Fixed and chosen knobs together; a chosen `server.lr` goes into the table `server`."""
+    merged = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}
+    for name, value in chosen.items():
+        *parents, last = name.split(".")
+        node = merged
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return merged
 
 
 def describe(method: type[Method]) -> dict[str, Any]:

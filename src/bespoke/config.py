@@ -94,17 +94,22 @@ class ExperimentConfig(_Strict):
 
 def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
     """Read an experiment file and apply `--set key=value` to it."""
+    raw = read_toml(path)
+    for override in overrides or []:
+        _apply(raw, override)
+    return checked(raw, str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say why it cannot be read."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no experiment file {path}") from None
     except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a TOML file ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
-    for override in overrides or []:
-        _apply(raw, override)
-    return checked(raw, str(path))
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:

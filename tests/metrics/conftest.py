@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 PARAMETERS = 100
 
 
-def write_run(
+def make_run(
     folder: Path,
     label: str,
     seed: int,
@@ -56,7 +56,7 @@ def write_run(
     round_lines, ledger = [], []
     for r in range(rounds + 1):
         down = payload * n if r else 0
-        seen = curve[r] if curve is not None else float(np.nanmean(values)) * (1 + 1 / (r + 1))
+        seen = curve[r] if curve is not None else float(np.mean(values)) * (1 + 1 / (r + 1))
         round_lines.append(
             {"stage": 0, "method": label, "round": r, "clients": n if r else 0, "excluded": [], "dropped": 0,
              "bytes_down": down, "bytes_up": down, "steps": 6 * n if r else 0, "examples": 60 * n if r else 0,
@@ -72,7 +72,8 @@ def write_run(
     )
     (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in round_lines))
     (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ledger))
-    (folder / "config.toml").write_text(f'label = "{label}"\nseed = {seed}\nmetric = "{metric}"\n\n[data]\nname = "toy"\n')
+    head = f'label = "{label}"\nseed = {seed}\nmetric = "{metric}"\n'
+    (folder / "config.toml").write_text(head + '\n[data]\nname = "toy"\n')
     record = {
         "format": 1, "label": label, "seed": seed, "metric": metric, "lower_is_better": lower,
         "metrics": [metric, "mae"], "lower": ["mae", *([metric] if lower else [])], "protocol": "cross-silo",
@@ -84,7 +85,7 @@ def write_run(
     return folder
 
 
-def write_comparison(
+def make_comparison(
     folder: Path,
     values: Mapping[str, Sequence[Sequence[float]]],
     clients: Sequence[str] | None = None,
@@ -93,13 +94,13 @@ def write_comparison(
     compare: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """A comparison: for every method, one list of client values per seed. Methods other than the baseline are personal."""
+    """A comparison: for every method, one list of client values per seed. All but the baseline are personal."""
     seeds = range(len(next(iter(values.values()))))
     clients = list(clients or [f"client {i:02d}" for i in range(len(next(iter(values.values()))[0]))])
     for label, by_seed in values.items():
         for seed in seeds:
             before = values[baseline][seed] if baseline in values else by_seed[seed]
-            write_run(
+            make_run(
                 folder / "runs" / f"{label}-seed{seed}", label, seed, by_seed[seed], clients,
                 baseline=before, personalization_steps=0 if label == baseline else 12, **options,
             )  # fmt: skip
@@ -115,18 +116,31 @@ def write_comparison(
         ],
         "seeds": list(seeds),
         "data": {"name": "toy", "title": "Toy data", "clients": len(clients), "examples": 100, "groups": 0,
-                 "features": ["x"], "target": "y", "task": "regression", "licence": "none", "notes": ["Nothing missing."]},
+                 "features": ["x"], "target": "y", "task": "regression", "licence": "none",
+                 "notes": ["Nothing missing."]},
         "split": {"protocol": "cross-silo"}, "model": {"name": "linear", "parameters": PARAMETERS},
-        "engine": {"text": "vectorized over clients"}, "command": "bespoke compare toy.toml", "versions": {"torch": "2"},
+        "engine": {"text": "vectorized over clients"}, "command": "bespoke compare toy.toml",
+        "versions": {"torch": "2"},
     }  # fmt: skip
     (folder / "compare.json").write_text(json.dumps(record | dict(compare or {})))
     return folder
 
 
+# As fixtures, because two folders' conftest modules cannot both be imported by that name.
+@pytest.fixture
+def write_run() -> Callable[..., Path]:
+    return make_run
+
+
+@pytest.fixture
+def write_comparison() -> Callable[..., Path]:
+    return make_comparison
+
+
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """Four clients, two seeds; fine-tuning helps three of them and hurts client 03 in both seeds."""
-    return write_comparison(
+    return make_comparison(
         tmp_path / "toy",
         {
             "fedavg": [[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]],

@@ -11,6 +11,7 @@ A split is a pure function of (seed, client id, number of rows): adding clients 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from bespoke.randomness import shuffles, uniform
 
 Ints = NDArray[np.int64]
 Order = Literal["random", "time", "stored", "motley"]
+REMEMBERED = 5_000_000  # rows up to which a split is computed once for all; beyond, for each cohort anew
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,17 @@ class Rows:
 
     def of(self, clients: Ints) -> tuple[Ints, Ints]:
         """The rows of these clients, concatenated, and how many each has."""
-        return self.part.rows(self.population, clients)
+        if self.population.rows > REMEMBERED or self.part.fractions == (1.0,):
+            return self.part.rows(self.population, clients)
+        rows, ends = self._all
+        sizes = ends[clients + 1] - ends[clients]
+        return rows[_ranges(ends[clients], sizes)], sizes
+
+    @cached_property
+    def _all(self) -> tuple[Ints, Ints]:
+        """The rows of everyone, for populations small enough to remember: a split never changes."""
+        rows, sizes = self.part.rows(self.population, np.arange(len(self.population)))
+        return rows, np.concatenate([[0], np.cumsum(sizes)])
 
     def sizes(self, clients: Ints | None = None) -> Ints:
         return self.part.sizes(self.population.sizes(self.clients if clients is None else clients))
@@ -108,7 +120,8 @@ class Part:
             stamps = population.columns[self.time].numpy()[rows]
             return rows[np.lexsort((stamps, np.repeat(np.arange(len(sizes)), sizes)))]
         if self.order == "motley":  # one integer seed for all: sklearn's train_test_split, applied twice
-            return base + np.concatenate([_motley_order(int(n), self.fractions, self.seed) for n in sizes])
+            orders = [_motley_order(int(n), self.fractions, self.seed) for n in sizes]
+            return base + np.concatenate([np.zeros(0, np.int64), *orders])
         local = shuffles("split rows", _seeded(population.keys[clients], self.seed), sizes)
         return base + local
 

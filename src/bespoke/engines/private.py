@@ -75,14 +75,18 @@ class PrivateTable:
         self.rows[: len(old)] = old
 
     def _pack(self, flat: dict[str, Tensor], count: int) -> NDArray[np.uint8]:
-        parts = [leaf.detach().contiguous().reshape(count, -1).numpy().view(np.uint8) for leaf in flat.values()]
-        return np.concatenate(parts, axis=1)
+        """Rows of bytes in the order of the template's fields, whatever order a method returns them in."""
+        found = {name: (leaf.shape[1:], leaf.dtype) for name, leaf in flat.items()}
+        if found != self.fields:
+            raise TypeError(f"private state began as {self.fields}, and came back from a round as {found}")
+        leaves = [flat[name].detach().contiguous().reshape(count, -1) for name in self.fields]
+        return np.concatenate([leaf.numpy().view(np.uint8) for leaf in leaves], axis=1)
 
     def _unpack(self, packed: NDArray[np.uint8]) -> Tree:
         flat, begin = {}, 0
         for name, (shape, dtype) in self.fields.items():
             width = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            part = np.ascontiguousarray(packed[:, begin : begin + width])
+            part = packed[:, begin : begin + width].copy()  # a slice of one row need not lie at a multiple of its type
             flat[name] = torch.from_numpy(part).view(dtype).reshape(len(packed), *shape)
             begin += width
         return unflatten(flat)

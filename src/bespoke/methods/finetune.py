@@ -25,6 +25,7 @@ class FineTune(Method):
     every: int = knob(1, "epochs between two candidates", ge=1)
     batch_size: int = knob(32, "batch size", ge=1)
     drop_last: bool = knob(False, "leave out the last, partial batch")
+    reshuffle: bool = knob(False, "draw the batches anew for every epoch (not so in Motley's cross-device code)")
     part: Literal["all", "last"] = knob("all", "what is trained: all layers, or the last one")
     choose: Literal["global", "client", "last"] = knob(
         "global", "who chooses epoch and learning rate: all clients together, each client, or nobody (the last epoch)"
@@ -39,7 +40,7 @@ class FineTune(Method):
     after = "fedavg"
 
     def support_batching(self) -> Batching:
-        return Batching(self.batch_size, self.epochs, reshuffle=False, drop_last=self.drop_last)
+        return Batching(self.batch_size, self.epochs, self.reshuffle, self.drop_last)
 
     def candidates(self) -> tuple[str, ...]:
         epochs = self.epochs_kept()

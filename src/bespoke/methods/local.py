@@ -18,6 +18,7 @@ class Local(FineTune):
     """Every client trains a model of its own from scratch; nothing travels."""
 
     epochs: int = knob(50, "most epochs; the best is chosen on validation data", ge=1)
+    reshuffle: bool = knob(True, "draw the batches anew for every epoch")
     every: int = knob(2, "epochs between two candidates", ge=1)
 
     name = "local"

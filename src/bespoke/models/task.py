@@ -83,7 +83,7 @@ class BaseTask:
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
     ) -> Params | None:
         """All of a client's steps at once in machine code, where the engine chose so; else None."""
-        if self.how != "fused" or not hasattr(batches, "index"):
+        if self.how != "fused" or not self.has_closed_form or not hasattr(batches, "index"):
             return None
         from bespoke.models.kernels import LinearDescent
 

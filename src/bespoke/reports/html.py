@@ -23,13 +23,13 @@ from markupsafe import Markup, escape
 from bespoke.errors import UserError
 from bespoke.metrics import clients as over
 from bespoke.metrics.clients import Cells, Floats, Study
+from bespoke.metrics.significance import draws_for
 from bespoke.metrics.summary import (
     BEFORE,
     MethodSummary,
     Summary,
     change_of,
     count,
-    in_percent,
     jsonable,
     metric_name,
     number,
@@ -310,19 +310,16 @@ def _example_ticks(drawn: Drawn) -> dict[str, Any]:
 
 
 def _sides(summary: Summary, far: float) -> dict[str, Any]:
-    """The side of zero on which clients are hurt is tinted, and both sides are named."""
-    up, down = ("hurt", "helped") if summary.lower_is_better else ("helped", "hurt")
-    place = {"xref": "paper", "yref": "paper", "x": 0.995, "xanchor": "right", "showarrow": False,
-             "bgcolor": "$paper/0.6"}  # fmt: skip
-    tint = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": far if summary.lower_is_better else -far,
+    """The side of zero where clients are hurt is tinted; both are named, in corners that sorted curves leave free."""
+    lower = summary.lower_is_better
+    tint = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": far if lower else -far,
             "fillcolor": "$bad/0.07", "line": {"width": 0}, "layer": "below"}  # fmt: skip
-    return {
-        "shapes": [tint],
-        "annotations": [
-            {**place, "y": 0.99, "yanchor": "top", "text": up, "font": {"color": "$muted"}},
-            {**place, "y": 0.01, "yanchor": "bottom", "text": down, "font": {"color": "$muted"}},
-        ],
-    }
+    names = [
+        {"text": text, "xref": "paper", "yref": "paper", "x": x, "y": 1 if top else 0, "xanchor": side,
+         "yanchor": "top" if top else "bottom", "showarrow": False, "font": {"color": "$muted"}}
+        for text, x, side, top in (("hurt", 0.995, "right", lower), ("helped", 0.005, "left", not lower))
+    ]  # fmt: skip
+    return {"shapes": [tint], "annotations": names}
 
 
 def _sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> Figure:
@@ -580,6 +577,6 @@ def _environment() -> Environment:
     }  # fmt: skip
     environment.globals |= {
         "count": count, "change": signed_change, "change_of": change_of, "with_interval": with_interval,
-        "in_percent": in_percent, "BEFORE": BEFORE,
+        "draws_for": draws_for, "BEFORE": BEFORE,
     }  # fmt: skip
     return environment

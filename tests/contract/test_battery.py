@@ -1,0 +1,376 @@
+"""Every method x engine x transform through one battery: the same server, private state, bytes, steps and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from battery import (
+    IN_PROCESS,
+    LINEAR_ONLY,
+    LOOP,
+    ROUNDS,
+    Play,
+    assert_close,
+    assert_same,
+    every_method,
+    method_of,
+    play,
+    private_state,
+    start,
+)
+from small_methods import Silent, SmallDitto, Talkative
+from small_worlds import BATCH, SIZES, WORLDS, World, owners, spoiled, world
+
+from bespoke.data.population import Population
+from bespoke.data.splits import cross_silo, everything
+from bespoke.engines.batches import Orders
+from bespoke.engines.engine import Choice, Engine
+from bespoke.engines.host import ClientWork
+from bespoke.engines.workers import WorkerFailed
+from bespoke.method import Batching
+from bespoke.methods import METHODS, FedAvg, FineTune
+from bespoke.privacy.clip import Clip
+from bespoke.tensors import flatten, subtract
+
+METHOD_NAMES = tuple(every_method())
+CLIP = (Clip(0.5),)  # of the order of the updates: it bites on some clients and leaves others
+TRANSFORMS = {"plain": (), "clip": CLIP}
+
+# In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
+ELSEWHERE = ("fedavg", "fedprox", "finetune", "small-ditto", "offsets")
+HEAVY = ("fedavg", "small-ditto")  # convolutions and recurrences: slow, and nothing new in the other methods
+
+
+def _cases() -> Iterator[tuple[str, str, str]]:
+    for name in ("linear", "logistic", "logistic-bytes", "hinge"):
+        for method in METHOD_NAMES if name == "linear" else ELSEWHERE:
+            yield from ((name, method, engine) for engine in (*IN_PROCESS, *LINEAR_ONLY))
+    for method in ELSEWHERE:
+        yield from (("mlp", method, engine) for engine in IN_PROCESS)
+    for method in HEAVY:
+        yield from (("cnn", method, engine) for engine in ("func, chunk 3, 2 threads", "func, chunk 64"))
+        yield ("lstm", method, "loop, 2 threads")
+        yield ("lstm", method, "func, chunk 64")
+
+
+@cache
+def known_world(name: str) -> World:
+    return world(name)
+
+
+@cache
+def reference(name: str, method: str, transform: str = "plain", drop_last: bool = False) -> Play:
+    """The plain loop, one thread: what all others are held against."""
+    place = known_world(name)
+    with Engine(place.population, LOOP) as engine:
+        return play(engine, place, method_of(every_method()[method], place, drop_last), TRANSFORMS[transform])
+
+
+@pytest.mark.parametrize(("name", "method", "engine"), list(_cases()))
+def test_engines_agree(name: str, method: str, engine: str) -> None:
+    place = known_world(name)
+    for transform in TRANSFORMS if every_method()[method].trains and name != "cnn" else ("plain",):
+        for drop_last in (False, True) if name == "linear" else (False,):
+            with Engine(place.population, {**IN_PROCESS, **LINEAR_ONLY}[engine]) as running:
+                made = method_of(every_method()[method], place, drop_last)
+                assert_same(play(running, place, made, TRANSFORMS[transform]), reference(name, method, transform, drop_last))
+
+
+def test_the_battery_can_fail() -> None:
+    """The references are not trivially equal: the settings that ought to matter do."""
+    plain, clipped = reference("linear", "fedavg"), reference("linear", "fedavg", "clip")
+    dropped = reference("linear", "fedavg", "plain", True)
+    other = reference("linear", "fedprox")
+    for different in (clipped, dropped, other):
+        with pytest.raises(AssertionError):
+            assert_same(different, plain)
+
+
+def test_momentum_and_uniform_weights_agree() -> None:
+    """Momentum has no fused form: it must fall back, and padding must not carry a velocity on."""
+    place = known_world("linear")
+    made = method_of(FedAvg, place, momentum=0.8, weighting="uniform")
+    with Engine(place.population, LOOP) as engine:
+        expected = play(engine, place, made)
+    for choice in ({**IN_PROCESS, **LINEAR_ONLY}).values():
+        with Engine(place.population, choice) as engine:
+            assert_same(play(engine, place, made), expected)
+
+
+def test_fused_falls_back_where_there_is_no_closed_form() -> None:
+    place = known_world("mlp")
+    with Engine(place.population, Choice(True, 8, 0, 1, "fused", "")) as engine:
+        assert_same(play(engine, place, method_of(FedAvg, place)), reference("mlp", "fedavg"))
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def looping_workers() -> Iterator[Engine]:
+    with Engine(known_world("linear").population, replace(LOOP, workers=2)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def fused_workers() -> Iterator[Engine]:
+    with Engine(known_world("linear").population, Choice(True, 3, 2, 1, "fused", "")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def sequence_workers() -> Iterator[Engine]:
+    with Engine(known_world("lstm").population, replace(LOOP, workers=2)) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_workers_agree(method: str, looping_workers: Engine, fused_workers: Engine) -> None:
+    place = known_world("linear")
+    for engine in (looping_workers, fused_workers):
+        for transform in TRANSFORMS if every_method()[method].trains else ("plain",):
+            found = play(engine, place, method_of(every_method()[method], place), TRANSFORMS[transform])
+            assert_same(found, reference("linear", method, transform))
+
+
+@pytest.mark.parametrize("method", HEAVY)
+def test_workers_agree_on_sequences(method: str, sequence_workers: Engine) -> None:
+    place = known_world("lstm")
+    found = play(sequence_workers, place, method_of(every_method()[method], place))
+    assert_same(found, reference("lstm", method))
+
+
+def test_worker_makes_the_same_personal_model(looping_workers: Engine, tmp_path) -> None:
+    place = known_world("linear")
+    made = method_of(SmallDitto, place)
+    models = []
+    with Engine(place.population, LOOP) as alone:
+        for engine in (alone, looping_workers):
+            play(engine, place, made)
+            server = made.init_server(start(place))
+            models.append(engine.personal(server, 4, place.split.test.support, 2, key=9))
+    assert_close(models[1], models[0], rtol=1e-5, atol=1e-6)
+
+
+def test_private_state_moves_between_numbers_of_workers(looping_workers: Engine, tmp_path) -> None:
+    """Segments written by one process are read by two, each taking its own clients."""
+    place, made = known_world("linear"), method_of(SmallDitto, known_world("linear"))
+    with Engine(place.population, LOOP) as alone:
+        played = play(alone, place, made)
+        files = alone.save_private(tmp_path, "all", only_dirty=False)
+    looping_workers.open(ClientWork(made, place.split.train), start(place))
+    looping_workers.load_private([tmp_path / name for name in files])
+    assert_close(private_state(looping_workers, made, start(place), place), played.private, rtol=0, atol=0)
+
+
+def test_examine_where_one_worker_has_no_rows_to_score(fused_workers: Engine) -> None:
+    """Only one client is scored, so that the other worker's share of the part is empty."""
+    place = known_world("linear")
+    made = method_of(SmallDitto, place)
+    fused_workers.open(ClientWork(made, place.split.train), start(place))
+    server = made.init_server(start(place))
+    test = place.split.test
+    homes = fused_workers.home(np.arange(len(place.population)))
+    # clients 0 and 1 have no validation rows; someone at the other home has
+    other = next(c for c in range(2, 7) if homes[c] != homes[1])
+    clients = np.array([1, other])
+    parts = {"validation": test.validation, "query": test.query}
+    found = fused_workers.examine(server, clients, test.support, parts, key=9)
+    with Engine(place.population, LOOP) as alone:
+        alone.open(ClientWork(made, place.split.train), start(place))
+        expected = alone.examine(server, clients, test.support, parts, key=9)
+    np.testing.assert_allclose(found["query"]["mse"], expected["query"]["mse"], rtol=1e-4)
+    np.testing.assert_allclose(found["validation"]["mse"][1], expected["validation"]["mse"][1], rtol=1e-4)
+    assert np.nan_to_num(found["validation"]["count"][0]).max() == 0
+
+
+# -- what is refused, and who is left out ------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [Talkative, Silent])
+def test_undeclared_and_missing_fields_are_errors(kind: type[FedAvg]) -> None:
+    place = known_world("linear")
+    for choice in (LOOP, IN_PROCESS["func, chunk 64"], LINEAR_ONLY["fused, chunk 64"]):
+        with Engine(place.population, choice) as engine, pytest.raises(TypeError, match="declares"):
+            play(engine, place, method_of(kind, place))
+
+
+def test_an_undeclared_field_is_an_error_in_workers_and_they_live_on(looping_workers: Engine) -> None:
+    place = known_world("linear")
+    with pytest.raises(WorkerFailed, match="declares"):
+        play(looping_workers, place, method_of(Talkative, place))
+    # the answers of the failed call must not be taken for those of the next
+    assert_same(play(looping_workers, place, method_of(FedAvg, place)), reference("linear", "fedavg"))
+
+
+BAD = 4
+CHOICES = {"loop": LOOP, **{n: c for n, c in {**IN_PROCESS, **LINEAR_ONLY}.items() if "2 threads" not in n}}
+
+
+@pytest.mark.parametrize("engine", CHOICES)
+@pytest.mark.parametrize("name", ["linear", "logistic", "hinge", "mlp"])
+def test_a_client_that_is_not_finite_is_left_out(name: str, engine: str) -> None:
+    """Named as excluded, its private state untouched, and the sums are those of the others."""
+    if name == "mlp" and engine in LINEAR_ONLY:
+        pytest.skip("no closed form")
+    place = known_world(name)
+    with Engine(place.population, CHOICES[engine]) as running:
+        made = method_of(SmallDitto, place)
+        rounds = (tuple(range(7)), (1, 3, BAD, 5))
+        running.open(ClientWork(made, place.split.train), start(place))
+        without = play(running, place, made, rounds=tuple(tuple(c for c in r if c != BAD) for r in rounds))
+    with Engine(spoiled(place.population, BAD), CHOICES[engine]) as running:
+        found = play(running, place, made, rounds=rounds)
+    assert [excluded for _, excluded in found.cohorts] == [{BAD}, {BAD}]
+    assert [used for used, _ in found.cohorts] == [used for used, _ in without.cohorts]
+    assert_close(found.server, without.server, rtol=1e-5, atol=1e-6)
+    assert_close(found.private, without.private, rtol=1e-5, atol=1e-6)
+    untouched = flatten(made.init_private(start(place)))
+    for leaf_name, leaf in untouched.items():
+        assert torch.equal(found.private[leaf_name][BAD], leaf)
+
+
+def test_a_cohort_of_which_nobody_is_finite() -> None:
+    place = known_world("linear")
+    made = method_of(SmallDitto, place)
+    with Engine(spoiled(place.population, BAD), LOOP) as engine:
+        engine.open(ClientWork(made, place.split.train), start(place))
+        result = engine.round(made.init_server(start(place)), np.array([BAD]), key=1)
+    assert result.cohort.clients == ()
+    assert result.cohort.excluded == (BAD,)
+
+
+def test_bytes_and_steps_by_hand() -> None:
+    """Regression 3 -> 1 has 4 floats. Up: 4 and a weight; down: 4. Rows 1, 1, 3, 4, 8, 11, 5 in batches of 4."""
+    found = reference("linear", "fedavg")
+    assert found.bytes == [(7 * 20, 7 * 16), (3 * 20, 3 * 16), (4 * 20, 4 * 16)]
+    steps = np.array([1, 1, 1, 1, 2, 3, 2])
+    rows = np.array([1, 1, 3, 4, 8, 11, 5])
+    assert found.steps == [(2 * int(steps[list(c)].sum()), 2 * int(rows[list(c)].sum())) for c in ROUNDS]
+    dropped = np.array([1, 1, 1, 1, 2, 2, 1])  # with drop_last a client smaller than a batch keeps its only one
+    assert [s for s, _ in reference("linear", "fedavg", "plain", True).steps] == [
+        2 * int(dropped[list(c)].sum()) for c in ROUNDS
+    ]
+    unicast = reference("linear", "offsets")
+    assert unicast.bytes[0] == (7 * 20, 7 * (16 + 4 + 12))
+
+
+# -- what must not matter ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["fedavg", "small-ditto", "median", "offsets", "four-types"])
+def test_the_order_of_the_cohort_does_not_matter(method: str) -> None:
+    place = known_world("linear")
+    turned = tuple(tuple(reversed(cohort)) for cohort in ROUNDS)
+    for choice in (LOOP, LINEAR_ONLY["fused, chunk 64"]):
+        with Engine(place.population, choice) as engine:
+            found = play(engine, place, method_of(every_method()[method], place), rounds=turned)
+        expected = reference("linear", method)
+        assert_same(found, expected)
+
+
+def _more(place: World) -> Population:
+    """The same clients among others, whose ids sort before, between and after theirs."""
+    x, y = place.population.columns["x"], place.population.columns["y"]
+    extra = np.repeat(["a first", "client 3a", "client 3b", "zuletzt"], [5, 9, 1, 30])
+    random = np.random.default_rng(1)
+    more_x = torch.from_numpy(random.standard_normal((45, 3)).astype(np.float32))
+    more_y = torch.from_numpy(random.standard_normal(45).astype(np.float32))
+    names = np.concatenate([extra, owners()])
+    return Population.build({"x": torch.cat([more_x, x]), "y": torch.cat([more_y, y])}, names)
+
+
+def test_adding_clients_changes_nobody() -> None:
+    """Neither splits, nor batches, nor updates of those who were there."""
+    place = known_world("linear")
+    few, many = place.population, _more(place)
+    there = [many.index(few.ids[c]) for c in range(len(few))]
+    assert there != list(range(len(few)))
+    split_few, split_many = place.split, cross_silo(many, (0.5, 0.25, 0.25), seed=3)
+    for part in ("train", "validation", "query"):
+        for client, position in enumerate(there):
+            rows = {}
+            for population, split, c in ((few, split_few, client), (many, split_many, position)):
+                own = {"train": split.train, "validation": split.test.validation, "query": split.test.query}[part]
+                rows[c, id(population)] = population.columns["x"][own.of(np.array([c]))[0]]
+            mine, theirs = rows.values()
+            assert torch.equal(mine, theirs)
+    batching = Batching(BATCH, epochs=2)
+    orders_few = Orders.draw(split_few.train, np.arange(7), batching, key=4)
+    orders_many = Orders.draw(split_many.train, np.array(there), batching, key=4)
+    for epoch in range(2):
+        assert torch.equal(few.columns["x"][orders_few.rows[epoch]], many.columns["x"][orders_many.rows[epoch]])
+    made = method_of(FedAvg, place)
+    server = made.init_server(start(place))
+    sums = []
+    for population, split, cohort in ((few, split_few, np.arange(7)), (many, split_many, np.array(there))):
+        with Engine(population, LOOP) as engine:
+            engine.open(ClientWork(made, split.train), start(place))
+            sums.append(flatten(engine.round(server, cohort, key=4).cohort.sums))
+    assert_close(sums[1], sums[0], rtol=0, atol=0)
+
+
+# -- personal models ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_candidates_are_as_many_as_models(method: str) -> None:
+    place = known_world("linear")
+    made = method_of(every_method()[method], place)
+    orders = Orders.draw(place.split.test.support, np.array([5]), made.support_batching(), key=1)
+    params = start(place)
+    server = made.init_server(params)
+    down = {**made.broadcast(server), **made.unicast(server, 5)}
+    models = list(made.personalize(down, made.init_private(params), orders.sliced(place.population.columns, 0)))
+    assert len(models) == len(made.candidates())
+    assert len(set(made.candidates())) == len(models)
+    scores = reference("linear", method).scores["query"]["count"]
+    assert scores.shape[1] == len(models)
+
+
+@pytest.mark.parametrize("part", ["all", "last"])
+@pytest.mark.parametrize("engine", ["loop", "func, chunk 64"])
+def test_fine_tuning_the_last_layer_moves_nothing_else(part: str, engine: str) -> None:
+    place = known_world("mlp")
+    made = method_of(FineTune, place, part=part)
+    params = start(place)
+    with Engine(place.population, CHOICES[engine]) as running:
+        running.open(ClientWork(made, place.split.train), params)
+        server = made.init_server(params)
+        shared = running.personal(server, 5, place.split.test.support, 0, key=1)
+        last = running.personal(server, 5, place.split.test.support, len(made.candidates()) - 1, key=1)
+    assert_close(shared, params, rtol=0, atol=0)  # epoch 0 is the shared model
+    moved = {name for name, leaf in subtract(last, params).items() if leaf.abs().max() > 0}
+    head = {"head.weight", "head.bias"}
+    assert moved == (head if part == "last" else set(params))
+
+
+def test_last_layer_in_every_world() -> None:
+    for name in WORLDS:
+        task = known_world(name).task
+        named = [p for p in task.init(0) if p.startswith(task.last_layer)]
+        assert sorted(n.split(".")[-1] for n in named) == ["bias", "weight"]
+
+
+def test_epoch_0_scores_as_the_shared_model() -> None:
+    """FineTune's first candidate is scored as FedAvg's only one, from the same parameters."""
+    place = known_world("linear")
+    with Engine(place.population, LOOP) as engine:
+        plain = play(engine, place, method_of(FedAvg, place), rounds=())
+    tuned = reference("linear", "finetune")
+    for metric, values in plain.scores["query"].items():
+        np.testing.assert_array_equal(tuned.scores["query"][metric][:, 0], values[:, 0])
+
+
+def test_a_round_on_all_rows_needs_no_split() -> None:
+    place = known_world("linear")
+    with Engine(place.population, LOOP) as engine:
+        found = play(engine, place, method_of(FedAvg, place), rounds=((0, 1),), train=everything(place.population))
+    assert found.steps == [(2 * 2, 2 * sum(SIZES[:2]))]
+
+
+def test_every_method_says_what_it_is() -> None:
+    for name, kind in METHODS.items():
+        assert kind.name == name
+        assert kind.paper
+        assert kind.__doc__
+        assert kind.after == "" or kind.after in METHODS
+        assert set(kind.tunes) <= {f for f in kind.__dataclass_fields__}
+        assert kind.trains == bool(kind.uplink)  # who trains sends something

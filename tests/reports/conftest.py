@@ -1,0 +1,14 @@
+"""The fake run folders of tests/metrics serve here too."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+_path = Path(__file__).parents[1] / "metrics" / "conftest.py"
+_spec = importlib.util.spec_from_file_location("fake_run_folders", _path)
+assert _spec
+assert _spec.loader
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
+toy, write_comparison, write_run = _module.toy, _module.write_comparison, _module.write_run

@@ -1,0 +1,215 @@
+"""The HTML page: self-contained, safe, deterministic, complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bespoke.errors import UserError
+from bespoke.reports import html
+from bespoke.reports.html import write_report
+
+HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", 'quote" onload="x', "& {{ 7*7 }}"]
+VOID = {"meta", "link", "br", "img", "input", "hr", "line"}
+
+
+class Page(HTMLParser):
+    """Collects elements and their texts, and checks that they are properly nested."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
+
+    @property
+    def payload(self) -> dict:
+        return json.loads(next(text for tag, text in self.texts if tag == "script" and text.startswith("{")))
+
+
+@pytest.fixture(autouse=True)
+def _short_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five megabytes of script say nothing about the page; the one test that wants them takes this back."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
+
+
+@pytest.fixture
+def hostile(write_comparison, tmp_path: Path) -> Path:
+    """Strings that would break a careless page, in every place a user can put one."""
+    rng = np.random.default_rng(0)
+    base = rng.uniform(1, 2, (2, 12))
+    clients = HOSTILE + [f"c{i}" for i in range(8)]
+    values = {"fedavg": base.tolist(), "finetune": (base * 1.2).tolist()}
+    bad = "<b onclick=x>bad</b>"
+    methods = [
+        {"label": label, "title": f"{label} {bad}", "summary": bad, "travels": {bad: bad}, "private": {bad: bad},
+         "personal": bad, "unseen": bad, "chosen": {}, "tuning": [{"knobs": {bad: bad}, "validation": 1.0}]}
+        for label in values
+    ]  # fmt: skip
+    return write_comparison(
+        tmp_path / "hostile", values, clients, groups=["<i>g1</i>", "g2"] * 6, notes=[bad], excluded={bad: 2},
+        compare={"title": bad, "question": bad, "methods": methods, "command": bad, "versions": {bad: bad},
+                 "data": {"title": bad, "notes": [bad]}, "split": {bad: bad}, "engine": {"text": bad}},
+    )  # fmt: skip
+
+
+def report(paths: list[Path], folder: Path) -> tuple[str, Page]:
+    text = write_report(paths, folder / "report.html").read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_the_page_says_all_it_should(toy: Path, tmp_path: Path) -> None:
+    _, page = report([toy], tmp_path)
+    for words in (
+        "A toy comparison", "Does it help?", "Too few clients to tell", "1 client hurt by Finetune", "client 03",
+        "the change of the model", "only the sum is seen", "the client's rows", "Nothing missing.", "2 settings tried",
+        "bespoke compare toy.toml", "vectorized over clients", 'label = "finetune"', "3.60 kB", "by test examples",
+    ):  # fmt: skip
+        assert words in page.words, words
+    assert set(page.payload["figures"]) == {"clients", "change", "sorted", "rounds", "traffic"}
+    assert page.payload["columns"]["change finetune"] == [-0.5, -0.75, -0.5, 0.75]
+
+
+def test_every_figure_has_a_place_and_every_reference_a_column(hostile: Path, tmp_path: Path) -> None:
+    _, page = report([hostile], tmp_path)
+    ids = {attributes.get("id") for _, attributes in page.elements}
+    columns = page.payload["columns"]
+    assert {f"figure-{name}" for name in page.payload["figures"]} <= ids
+    assert "groups" in page.payload["figures"]
+    assert len({len(column) for column in columns.values()}) == 1
+
+    def references(spec: object) -> list[str]:
+        if isinstance(spec, list):
+            return [name for item in spec for name in references(item)]
+        if isinstance(spec, dict):
+            own = [spec["$"]] if "$" in spec else list(spec.get("zip", []))
+            return own + [name for item in spec.values() for name in references(item)]
+        return []
+
+    assert set(references(list(page.payload["figures"].values()))) <= set(columns)
+
+
+def test_nothing_is_loaded(toy: Path, tmp_path: Path) -> None:
+    _, page = report([toy], tmp_path)
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base")
+        assert not {"src", "href", "srcset", "action", "data"} & set(attributes), tag
+    [policy] = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    css = next(text for tag, text in page.texts if tag == "style")
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+def test_hostile_strings_stay_text(hostile: Path, tmp_path: Path) -> None:
+    text, page = report([hostile], tmp_path)
+    assert page.payload["columns"]["client"] == sorted(HOSTILE + [f"c{i}" for i in range(8)])
+    assert text.count("<script") == text.count("</script>") == 3
+    assert not [attributes for _, attributes in page.elements if any(name.startswith("on") for name in attributes)]
+    assert not {"img", "i"} & {tag for tag, _ in page.elements}
+    for name in HOSTILE:
+        assert name in page.words
+    figures = json.dumps(page.payload["figures"])
+    assert "<b onclick" not in figures  # Plotly reads HTML in labels
+    assert "&lt;b onclick" in figures
+
+
+def test_the_same_folders_give_the_same_bytes(hostile: Path, tmp_path: Path) -> None:
+    first = write_report([hostile], tmp_path / "one.html").read_bytes()
+    moved = shutil.copytree(hostile, tmp_path / "elsewhere")
+    second = write_report([moved], tmp_path / "two.html").read_bytes()
+    assert first == second
+    assert str(tmp_path).encode() not in first
+
+
+def test_plotly_is_in_the_page_once(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    text, page = report([toy], tmp_path)
+    assert text.count("* plotly.js v") == 1
+    assert len([tag for tag, _ in page.elements if tag == "script"]) == 3
+    assert "showSendToCloud: false" in text  # no button that would send clients' numbers away
+
+
+@pytest.mark.parametrize("run", ["fedavg-seed0", "finetune-seed1"])
+def test_one_run_alone(toy: Path, tmp_path: Path, run: str) -> None:
+    _, page = report([toy / "runs" / run], tmp_path)
+    assert "clients" in page.payload["figures"]
+    assert ("change" in page.payload["figures"]) == run.startswith("finetune")
+
+
+def test_a_diverged_method_and_one_client(write_comparison, tmp_path: Path) -> None:
+    values = {"fedavg": [[1.0] * 8], "local": [[np.nan] * 8], "finetune": [[0.5] * 8]}
+    _, page = report([write_comparison(tmp_path / "a", values)], tmp_path)
+    assert "Local gave no finite MSE" in page.words
+    _, page = report([write_comparison(tmp_path / "b", {"fedavg": [[1.0]], "finetune": [[0.5]]})], tmp_path)
+    assert "Too few clients" in page.words
+
+
+def test_many_methods_keep_their_colours(write_comparison, tmp_path: Path) -> None:
+    values = {"fedavg": [[1.0, 2.0]], **{f"m{i}": [[1.0 + i, 2.0 + i]] for i in range(9)}}
+    _, page = report([write_comparison(tmp_path / "many", values)], tmp_path)
+    lines = [(t["line"]["color"], t["line"]["dash"]) for t in page.payload["figures"]["sorted"]["data"]]
+    assert len(set(lines)) == 9
+
+
+def test_thousands_of_clients_stay_small(write_comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.uniform(1, 2, (1, 2_410))
+    values = {"fedavg": base.tolist(), **{f"m{i}": (base + rng.normal(0, 0.1, base.shape)).tolist() for i in range(3)}}
+    folder = write_comparison(tmp_path / "big", values)
+    text, page = report([folder], tmp_path)
+    assert len(text) < 600_000
+    assert {trace["type"] for trace in page.payload["figures"]["change"]["data"]} == {"scattergl"}
+    monkeypatch.setattr(html, "MOST_DRAWN", 100)
+    _, page = report([folder], tmp_path)
+    assert len(page.payload["columns"]["client"]) == 100
+    assert "100 of 2,410 are drawn" in page.words
+
+
+def test_stages_follow_each_other() -> None:
+    lines = [
+        {"stage": 0, "round": 1, "clients": 2, "bytes_down": 20, "bytes_up": 20, "validation": {"mse": 4.0}},
+        {"stage": 0, "round": 2, "clients": 2, "bytes_down": 20, "bytes_up": 20, "validation": None},
+        {"stage": 1, "round": 1, "clients": 1, "bytes_down": 5, "bytes_up": 5, "validation": {"mse": 2.0}},
+    ]
+    assert html._curve(lines, "mse") == {1: (20.0, 4.0), 3: (50.0, 2.0)}
+
+
+def test_where_the_report_goes(toy: Path, tmp_path: Path) -> None:
+    assert write_report([toy], toy) == toy / "report.html"
+    assert write_report([toy], tmp_path / "new" / "page.html").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write the report"):
+        write_report([toy], tmp_path / "file" / "report.html")
+
+
+def test_an_unfinished_run_is_refused(toy: Path, tmp_path: Path) -> None:
+    (toy / "runs" / "fedavg-seed0" / "result.json").unlink()
+    with pytest.raises(UserError, match="fedavg-seed0"):
+        write_report([toy], tmp_path / "report.html")

@@ -1,0 +1,187 @@
+"""Small methods that use each part of the contract once. A module of its own, so that worker processes can import it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bespoke.method import Batches, Batching, Cohort, Method, Reveal, knob
+from bespoke.methods.descend import descend
+from bespoke.methods.fedavg import FedAvg
+from bespoke.tensors import Params, Tree, add_scaled, scale, subtract, tree_map, zeros_like
+
+
+@dataclass(frozen=True)
+class Drift(FedAvg):
+    """Stateful: each client corrects its update by the difference it saw before (SCAFFOLD in spirit)."""
+
+    name = "drift"
+    private = {"drift": "the client's last change, smoothed"}
+
+    def init_private(self, params: Params) -> Tree:
+        return {"drift": zeros_like(params)}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        trained = self.train(down["params"], batches)
+        change = subtract(trained, down["params"])
+        sent = add_scaled(change, private["drift"], 0.5)
+        drift = add_scaled(scale(private["drift"], 0.5), change, 0.5)
+        return {"drift": drift}, {"delta": scale(sent, batches.examples), "weight": batches.examples}
+
+
+@dataclass(frozen=True)
+class SmallDitto(FedAvg):
+    """A private model beside the shared one, pulled to it (Ditto): the private model never leaves."""
+
+    pull: float = knob(0.3, "strength of the pull to the shared model", ge=0)
+
+    name = "small-ditto"
+    private = {"model": "the client's own model"}
+    personal = "the private model"
+
+    def init_private(self, params: Params) -> Tree:
+        return {"model": params}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        _, up = super().client_round(down, {}, batches)
+        own = descend(self.task, private["model"], batches, lr=self.lr, anchor=down["params"], pull=self.pull)
+        return {"model": own}, up
+
+    def candidates(self) -> tuple[str, ...]:
+        return ("shared", "private", "private, adapted")
+
+    def support_batching(self) -> Batching:
+        return Batching(self.batch_size)
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield down["params"]
+        yield private["model"]
+        yield descend(self.task, private["model"], support, lr=self.lr, anchor=down["params"], pull=self.pull)
+
+
+@dataclass(frozen=True)
+class SecretDitto(SmallDitto):
+    """A private model, and private numbers that hold the client's own rows: nothing of either may be found outside."""
+
+    name = "secret-ditto"
+    private = {"model": "the client's own model", "secret": "sums of its rows"}
+
+    def init_private(self, params: Params) -> Tree:
+        return {"model": params, "secret": torch.zeros(8)}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        new, up = super().client_round(down, private, batches)
+        rows = batches.rows()
+        seen = (rows["y"] * rows["mask"]).sum() * torch.arange(1.0, 9.0).sqrt()
+        return {**new, "secret": private["secret"] * 0.7 + seen}, up
+
+
+@dataclass(frozen=True)
+class LeakyDitto(SecretDitto):
+    """The same, but it sends its secret: declared, so allowed; the positive control of the search for private bytes."""
+
+    name = "leaky-ditto"
+    uplink = {**SmallDitto.uplink, "secret": Reveal.EACH}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        new, up = super().client_round(down, private, batches)
+        return new, {**up, "secret": new["secret"]}
+
+
+@dataclass(frozen=True)
+class Median(FedAvg):
+    """An EACH field: the server sees every client's change and takes the coordinate-wise median."""
+
+    name = "median"
+    uplink = {"delta": Reveal.EACH, "weight": Reveal.SUM, "size": Reveal.EACH}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        trained = self.train(down["params"], batches)
+        delta = subtract(trained, down["params"])
+        return private, {"size": batches.examples, "weight": batches.examples, "delta": delta}
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        middle = tree_map(lambda leaf: leaf.median(0).values, cohort.each["delta"])
+        params, optimizer = self.server.step(server["optimizer"], server["params"], middle)
+        return {"params": params, "optimizer": optimizer}
+
+
+@dataclass(frozen=True)
+class Offsets(FedAvg):
+    """Unicast: the server holds a scale for each of two kinds of clients and sends each client its own."""
+
+    name = "offsets"
+    downlink = {"params": "the global model", "rate": "the client's own rate", "nested": "and a tree of numbers"}
+
+    def init_server(self, params: Params) -> Tree:
+        return {**super().init_server(params), "rates": torch.tensor([0.5, 1.5])}
+
+    def unicast(self, server: Tree, client: int) -> Tree:
+        return {"rate": server["rates"][client % 2], "nested": {"one": torch.full((3,), float(client))}}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        trained = descend(self.task, down["params"], batches, lr=self.lr * down["rate"])
+        shift = 1 + down["nested"]["one"].mean() / 100
+        weight = batches.examples
+        return private, {"delta": scale(subtract(trained, down["params"]), weight * shift), "weight": weight}
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        return {**super().server_round(server, cohort), "rates": server["rates"] * 0.9}
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield scale(down["params"], down["rate"])
+
+
+@dataclass(frozen=True)
+class Motley4(FedAvg):
+    """Private leaves of four types and sizes that do not divide each other, returned in another order than begun."""
+
+    name = "four-types"
+    private = {"count": "rounds taken part in", "sum": "of the targets", "seen": "whether it ever trained", "w": "model"}
+
+    def init_private(self, params: Params) -> Tree:
+        return {
+            "seen": torch.zeros(3, dtype=torch.bool),
+            "sum": torch.zeros((), dtype=torch.float64),
+            "count": torch.zeros((), dtype=torch.int32),
+            "inner": {"w": params, "rows": torch.zeros(2, dtype=torch.int64)},
+        }
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        trained = self.train(down["params"], batches)
+        rows = batches.rows()
+        new = {
+            "inner": {"rows": private["inner"]["rows"] + batches.examples.long(), "w": trained},
+            "count": private["count"] + torch.ones((), dtype=torch.int32),
+            "sum": private["sum"] + (rows["y"].double() * rows["mask"].double()).sum(),
+            "seen": torch.ones_like(private["seen"]),
+        }
+        weight = batches.examples * (1 + private["count"])  # the state matters: those who came often weigh more
+        return new, {"delta": scale(subtract(trained, down["params"]), weight), "weight": weight}
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield private["inner"]["w"]
+
+
+@dataclass(frozen=True)
+class Talkative(FedAvg):
+    """Sends a field that it does not declare."""
+
+    name = "talkative"
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        private, up = super().client_round(down, private, batches)
+        return private, {**up, "gossip": batches.examples}
+
+
+@dataclass(frozen=True)
+class Silent(FedAvg):
+    """Declares a field that it does not send."""
+
+    name = "silent"
+    uplink = {**FedAvg.uplink, "promised": Reveal.SUM}
+
+
+SMALL_METHODS: tuple[type[FedAvg], ...] = (Drift, SmallDitto, Median, Offsets, Motley4)
