@@ -42,6 +42,7 @@ class Batching:
     size: int = 32
     epochs: int = 1
     reshuffle: bool = True  # a new order every epoch
+    shuffle: bool = True  # False: rows as they are stored
     drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)
 
 

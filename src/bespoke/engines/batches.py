@@ -124,7 +124,7 @@ class Orders:
     def draw(cls, part: Rows, clients: Ints, batching: Batching, key: int | None) -> Orders:
         """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
         rows, sizes = part.of(clients)
-        if key is None:
+        if key is None or not batching.shuffle:
             return cls(clients, sizes, [rows], batching)
         starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
         keys = part.population.keys[clients]

@@ -46,5 +46,7 @@ def descend(
             if momentum:
                 # a padding step must not let the velocity carry on: live = 0 keeps both as they were
                 g = velocity[name] = velocity[name] + live * (momentum * velocity[name] + g - velocity[name])
-            params[name] = p - (lr * live) * g
+            rate = lr * live
+            # one pass over memory where the rate is a plain number
+            params[name] = torch.sub(p, g, alpha=rate) if isinstance(rate, float) else p - rate * g
     return params

@@ -27,6 +27,7 @@ class FedAvg(Method):
     momentum: float = knob(0.0, "client momentum, reset every round", ge=0, lt=1)
     weight_decay: float = knob(0.0, "client weight decay", ge=0)
     drop_last: bool = knob(False, "leave out the last, partial batch")
+    shuffle: bool = knob(True, "draw new batches in every round; off: rows in their stored order")
     weighting: Literal["examples", "uniform"] = knob("examples", "weight of a client in the mean: examples or uniform")
     server: ServerOptimizer = field(
         default_factory=ServerOptimizer, metadata={"doc": "server optimizer: name, lr and what belongs to it"}
@@ -41,7 +42,7 @@ class FedAvg(Method):
         return {"params": params, "optimizer": self.server.init(params)}
 
     def batching(self) -> Batching:
-        return Batching(self.batch_size, self.epochs, drop_last=self.drop_last)
+        return Batching(self.batch_size, self.epochs, drop_last=self.drop_last, shuffle=self.shuffle)
 
     def train(self, start: Params, batches: Batches) -> Params:
         """Local training; FedProx and others put their own in its place."""
