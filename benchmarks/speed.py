@@ -21,7 +21,7 @@ import sys
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,11 +153,11 @@ class PeerProcess:
         """Asks the peer to quit, and ends whatever of it is left then."""
         everything = processes.tree(self.process.pid)
         processes.resume(self.process.pid)
-        try:
-            self.ask(cmd="quit")
+        # Its answer is not read: an interrupted command's might still come first.
+        with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.stdin.write(b'{"cmd": "quit"}\n')
+            self.process.stdin.flush()
             self.process.wait(timeout=30)
-        except (Failure, subprocess.TimeoutExpired):
-            pass
         processes.end(everything)
         self.process.wait()
 

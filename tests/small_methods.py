@@ -139,7 +139,12 @@ class Motley4(FedAvg):
     """Private leaves of four types and sizes that do not divide each other, returned in another order than begun."""
 
     name = "four-types"
-    private = {"count": "rounds taken part in", "sum": "of the targets", "seen": "whether it ever trained", "w": "model"}
+    private = {
+        "count": "rounds taken part in",
+        "sum": "of the targets",
+        "seen": "whether it ever trained",
+        "w": "model",
+    }
 
     def init_private(self, params: Params) -> Tree:
         return {

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import json
+import math
+import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,141 +27,263 @@ app = typer.Typer(
     add_completion=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-Client = Annotated[str, typer.Option("--client", help="The client's id, as in the client column.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.", metavar="")]
+Client = Annotated[str, typer.Option("--client", metavar="ID", help="The client's id, as in the client column.")]
+Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with what was interrupted in --out.")]
+
+# What lies in a folder that `bespoke compare` or `bespoke run` has begun: the only folders that --resume goes on with.
+BEGUN = {"compare": ("compare.json", "runs", "tuning", "stages"), "run": ("config.toml",)}
+
+
+class Stopped(Exception):
+    """Ctrl-C, with what to do next."""
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """To stderr; what a file or a name brought along cannot move the cursor or change colours."""
+    print("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text), file=sys.stderr)
 
 
-def _next_folder(stem: str) -> Path:
-    """runs/STEM, or with the first free number behind it."""
-    for number in range(1, 10_000):
-        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not path.exists():
-            return path
-    raise RuntimeError("runs/ is full")
+def _print_json(value: Any) -> None:
+    """One JSON document; not-a-number and infinity, which JSON does not know, become null."""
+
+    def known(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {str(name): known(entry) for name, entry in part.items()}
+        if isinstance(part, list | tuple):
+            return [known(entry) for entry in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    print(json.dumps(known(value), allow_nan=False))
 
 
-def _place(out: Path | None, stem: str, resume: bool) -> Path:
-    """Where to write: a fresh folder, or with --resume one that exists."""
+def _listed(text: str) -> list[str]:
+    """Names between commas; one that contains a comma stands in double quotes."""
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def _folders(stem: str) -> Iterator[Path]:
+    """runs/STEM, runs/STEM-2, runs/STEM-3, ..."""
+    yield Path("runs") / stem
+    for number in range(2, 10_000):
+        yield Path("runs") / f"{stem}-{number}"
     from bespoke.errors import UserError
 
+    raise UserError(f"runs/{stem} to runs/{stem}-9999 exist already; choose a folder with --out")
+
+
+def _place(out: Path | None, stem: str, resume: bool, kind: str) -> Path:
+    """Where to write: a fresh folder, or with --resume one that was begun."""
+    from bespoke.errors import UserError
+
+    if out is None and not resume:
+        return next(path for path in _folders(stem) if not path.exists())
     if out is None:
-        if resume:
-            raise UserError("--resume needs --out FOLDER: which run is to go on?")
-        return _next_folder(stem)
+        begun = sorted(str(path) for path in Path("runs").glob(f"{stem}*") if _begun(path, kind))
+        begun = [path for path in begun if path.removeprefix(f"runs/{stem}").lstrip("-").isdigit() or path[5:] == stem]
+        if len(begun) != 1:
+            found = f"there are {', '.join(begun)}" if begun else f"there is no runs/{stem}"
+            raise UserError(f"--resume: which {kind} is to go on? Say --out FOLDER ({found})")
+        return Path(begun[0])
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder, which may be new")
+    empty = not out.is_dir() or not any(out.iterdir())
     if resume and not out.is_dir():
-        raise UserError(f"--resume: there is no folder {out}")
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; add --resume to go on with it, or choose another --out")
+        raise UserError(f"--resume: there is no folder {out}; leave --resume out to begin there")
+    if resume and not empty and not _begun(out, kind):
+        raise UserError(f"--resume: {out} holds nothing that `bespoke {kind}` began; choose another --out")
+    if not resume and not empty:
+        rest = "add --resume to go on with it, or " if _begun(out, kind) else ""
+        raise UserError(f"--out {out} exists already and is not empty; {rest}choose another folder")
     return out
+
+
+def _begun(folder: Path, kind: str) -> bool:
+    return any((folder / name).exists() for name in BEGUN[kind])
+
+
+@contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Whatever stops the work inside, the message names the command that goes on with it."""
+    arguments = [a for a in sys.argv[1:] if a != "--resume"]
+    if not any(a == "--out" or a.startswith("--out=") for a in arguments):
+        arguments += ["--out", str(folder)]
+    again = shlex.join(["bespoke", *arguments, "--resume"])
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"what was finished is kept; go on with: {again}" if folder.exists() else "nothing was written"
+        raise Stopped(f"interrupted; {kept}") from None
+    except (OSError, MemoryError) as error:
+        if folder.exists():
+            error.add_note(f"Nothing finished is lost; afterwards go on with: {again}")
+        raise
+    except Exception as error:
+        if type(error).__name__ != "Interrupted":  # of bespoke.rounds, which is heavy to import
+            raise
+        raise Stopped(f"{error}; go on with: {again}") from None
 
 
 @app.command()
 def compare(
-    table: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; leave it out for built-in data.")] = None,
-    client: Annotated[str | None, typer.Option(help="Column that names the client (several: a,b).")] = None,
-    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
-    group: Annotated[str | None, typer.Option(help="Column that groups the clients.")] = None,
-    features: Annotated[str | None, typer.Option(help="Columns to predict from, a,b,c (default: all others).")] = None,
-    time: Annotated[
-        str | None, typer.Option(help="Column to order rows by: train on the past, test on the future.")
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TABLE]",
+            help="A CSV or Parquet file (or a TOML file that describes a comparison); leave it out for built-in data.",
+        ),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="regression or classification (default: inferred).")] = None,
-    data: Annotated[str | None, typer.Option(help="Built-in data instead of a table; see `bespoke data`.")] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Who: the column that names the client (several: a,b).")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="What groups the clients.")] = None,
+    features: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="What to predict from: a,b,c (default: all others).")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="When: train on the past, test on the future.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="regression or classification (default: inferred).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Built-in data instead of a table; see `bespoke data`.")
+    ] = None,
     methods: Annotated[
-        str, typer.Option(help="Methods to compare, a,b,c; see `bespoke methods`.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            show_default=False,
+            help="Methods to compare, see `bespoke methods` (default: fedavg, local, finetune, fedprox).",
+        ),
     ] = "fedavg,local,finetune,fedprox",
     metric: Annotated[
-        str | None, typer.Option(help="What to compare by (mse, rmse, mae, accuracy, loss, ...).")
+        str | None,
+        typer.Option(metavar="NAME", help="What to compare by: mse, rmse, mae, accuracy, loss, ... (default: first)."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repetitions: each has its own split, start and cohorts.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Training rounds.")] = 60,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
+    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Training rounds.")] = 60,
     cohort: Annotated[
-        int | None, typer.Option(min=1, help="Clients per round (default: all up to 200, else 100).")
+        int | None, typer.Option(min=1, metavar="N", help="Clients per round (default: all up to 200, else 100).")
     ] = None,
     protocol: Annotated[
-        str, typer.Option(help="cross-silo: known clients, held-out rows. cross-device: held-out clients.")
+        str,
+        typer.Option(metavar="NAME", help="cross-silo: known clients, held-out rows. cross-device: held-out clients."),
     ] = "cross-silo",
-    model: Annotated[str, typer.Option(help="auto, linear, logistic, svm, mlp, cnn, lstm.")] = "auto",
-    tune: Annotated[bool, typer.Option(help="Choose learning rates and the like on validation data.")] = True,
+    model: Annotated[str, typer.Option(metavar="NAME", help="auto, linear, logistic, svm, mlp, cnn or lstm.")] = "auto",
+    tune: Annotated[bool, typer.Option(metavar="", help="Choose learning rates on validation data.")] = True,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="Worker processes (default: chosen by the engine).")
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write (default: runs/compare-NAME).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted comparison in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
+    ] = None,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods: does personalization help here, for whom, and at what cost?
 
     `bespoke compare` alone runs on built-in data: 31,022 exam results in 2,410 schools.
 
-    `bespoke compare TABLE.csv --client school --target score --group lea` runs on your own.
+    `bespoke compare pupils.csv --client school --target score --group region` runs on your own table. Nothing has to
+    be prepared: texts, dates and missing values are understood, and what was done with each column is said.
+
+    Ctrl-C stops after the current round; the message names the command that goes on.
     """
     from bespoke.errors import UserError
 
     if table is not None and data is not None:
-        raise UserError("give a table or --data, not both")
+        raise UserError(f"give a table ({table}) or --data {data}, not both")
     if table is not None and table.suffix == ".toml":
         _compare_file(table, out, resume, as_json)
         return
-    if table is None and (client or target or group or features):
-        raise UserError(
-            "--client, --target, --group and --features describe a table; which one? bespoke compare TABLE.csv ..."
-        )
-    if table is not None and not (client and target):
-        raise UserError(f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict)")
-    if table is not None:
-        described: dict[str, Any] = {
-            "table": str(table),
-            "client": client,
-            "target": target,
-            "group": group,
-            "time": time,
-            "task": task,
-            "features": [name.strip() for name in features.split(",")] if features else None,
-        }
-        stem = f"compare-{table.name.split('.')[0]}"
-    else:
-        described = {"source": data or "chem97"}
-        stem = f"compare-{described['source']}"
-    split = {"protocol": protocol, "order": "time"} if time else {"protocol": protocol}
+    described = _described(table, data, client, target, group, features, time, task)
     base: dict[str, Any] = {
-        "data": {k: v for k, v in described.items() if v is not None},
-        "split": split,
+        "data": described,
+        "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
         "model": {"name": model},
         "cohort": {} if cohort is None else {"size": cohort},
         "engine": {} if workers is None else {"workers": workers},
     }
     if metric:
         base["metric"] = metric
-    from bespoke.compare import Comparison
-    from bespoke.progress import Bars, stopping
+    names = tuple(_listed(methods))
+    if not names:
+        raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
+    folder = _place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
+    # the command that repeats this, without what only says how it came about
+    command = shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
+    with _resumable(folder):
+        from bespoke.compare import Comparison
+        from bespoke.progress import Bars
 
-    folder = _place(out, stem, resume)
-    names = tuple(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
-    # the command that repeats this, without what only says where to put it
-    arguments = [a for a in sys.argv[1:] if a != "--resume"]
-    command = shlex.join(["bespoke", *arguments])
-    with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, stopping() as stop:
-        Comparison(
-            base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop
-        ).run()
-    _report([folder], folder / "report.html", as_json)
+        with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
+            Comparison(
+                base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop
+            ).run()
+        _report([folder], folder / "report.html", as_json)
+
+
+def _described(
+    table: Path | None, data: str | None, client: str | None, target: str | None, group: str | None,
+    features: str | None, time: str | None, task: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The [data] of the options: a table and its columns, or a source."""
+    from bespoke.errors import UserError
+
+    columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task}
+    given = [f"--{name}" for name, value in columns.items() if value is not None]
+    if table is None:
+        others = [option for option in given if option != "--time" or time != "time"]
+        if others:
+            what = "--time of built-in data is called 'time'" if others == ["--time"] else ""
+            raise UserError(what or f"{', '.join(others)}: of which table? bespoke compare TABLE.csv {others[0]} ...")
+        return {"source": data or "chem97"}
+    if not (client and target):
+        raise UserError(f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict)")
+    named = _listed(features) if features is not None else None
+    if named == []:
+        raise UserError(f"--features {features!r} names no column; leave it out to use all others")
+    if task is not None:
+        _named("task", task)
+    return {"table": str(table), **{k: v for k, v in {**columns, "features": named}.items() if v is not None}}
+
+
+def _named(option: str, value: str) -> str:
+    """The value of an option that an experiment file restricts to a few words."""
+    from typing import get_args
+
+    from bespoke.config import DataConfig, SplitConfig
+    from bespoke.errors import unknown
+
+    kind = (SplitConfig if option == "protocol" else DataConfig).model_fields[option].annotation
+    words = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
+    if value not in words:
+        raise unknown(option, value, dict.fromkeys(words), f"--{option}")
+    return value
 
 
 def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool) -> None:
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
-    from bespoke.compare import Comparison
-    from bespoke.progress import Bars, stopping
+    from bespoke.errors import UserError
 
-    folder = _place(out, f"compare-{path.stem}", resume)
+    ours = ("compare", str(path), "--resume", "--json", "--out", *([str(out), f"--out={out}"] if out else []))
+    others = [a for a in sys.argv[1:] if a not in ours]
+    if others:
+        raise UserError(f"{' '.join(others)}: {path} describes the comparison; say it there (see benchmarks/motley)")
+    folder = _place(out, f"compare-{path.stem}", resume, "compare")
     command = shlex.join(["bespoke", "compare", str(path)])
-    with Bars(f"comparing as {path} says", quiet=as_json) as bars, stopping() as stop:
-        Comparison.read(path, folder, command=command, progress=bars, stop=stop).run()
-    _report([folder], folder / "report.html", as_json)
+    with _resumable(folder):
+        from bespoke.compare import Comparison
+        from bespoke.progress import Bars
+
+        with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
+            Comparison.read(path, folder, command=command, progress=bars, stop=stop).run()
+        _report([folder], folder / "report.html", as_json)
 
 
 def _report(paths: list[Path], output: Path, as_json: bool) -> None:
@@ -168,7 +296,7 @@ def _report(paths: list[Path], output: Path, as_json: bool) -> None:
         write_text(paths[0] / "summary.json", summary.to_json())
     write_report(paths, output)
     if as_json:
-        print(json.dumps({**json.loads(summary.to_json()), "report": str(output), "folder": str(paths[0])}))
+        _print_json({**json.loads(summary.to_json()), "report": str(output), "folder": str(paths[0])})
         return
     from rich.console import Console
 
@@ -176,48 +304,59 @@ def _report(paths: list[Path], output: Path, as_json: bool) -> None:
 
     console = Console()
     print_summary(summary, console)
-    console.print(f"\nReport: [bold]{output}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"\nReport: {output}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
 def run(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file (TOML).")],
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. stage.0.lr=0.1")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.lr=0.1 (repeatable)"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write (default: runs/NAME of the file).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run in --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/NAME of the file).")
+    ] = None,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment file: stages of methods, then the personal models, into a run folder.
 
-    Ctrl-C stops after the current round; the same command with `--resume --out FOLDER` goes on, to the same bytes.
+    `bespoke run exp.toml --set seed=1 --set stage.fedavg.lr=0.1 --out runs/exp-1` runs it with two keys changed.
+
+    Ctrl-C stops after the current round; the message names the command that goes on, to the same bytes.
     """
     from bespoke.config import read_config
     from bespoke.errors import UserError
-    from bespoke.experiments import build, to_toml
-    from bespoke.progress import Bars, stopping
-    from bespoke.rounds import Run
-    from bespoke.runfolder import RunFolder
 
-    if resume and out is None:
-        begun = Path("runs") / experiment.stem
-        out = begun if begun.is_dir() else out
     config = read_config(experiment, settings)
-    folder = _place(out, experiment.stem, resume)
-    text = to_toml(config)
-    if resume and (folder / "config.toml").exists() and (folder / "config.toml").read_text(encoding="utf-8") != text:
-        raise UserError(f"{folder} was begun with another configuration; resume with the same file and --set options")
-    built = build(config)
-    run_folder = RunFolder.create(folder, text)
-    with Bars(built.label, quiet=as_json) as bars, stopping() as stop, run_folder.locked():
-        result = Run(built, run_folder, bars, stop=stop).run()
+    folder = _place(out, experiment.stem, resume, "run")
+    with _resumable(folder):
+        from bespoke.experiments import build, to_toml
+        from bespoke.progress import Bars
+        from bespoke.rounds import Run
+        from bespoke.runfolder import RunFolder
+
+        text = to_toml(config)
+        begun = folder / "config.toml"
+        if resume and begun.exists() and begun.read_bytes() != text.encode():
+            raise UserError(
+                f"{folder} was begun with another configuration than this one, or its config.toml was changed; resume "
+                "with the same file and --set options, or leave --resume out and choose another --out"
+            )
+        built = build(config)
+        run_folder = RunFolder.create(folder, text)
+        with Bars(built.label, quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
+            for note in built.population.about.get("notes", []):
+                bars.note(note)
+            result = Run(built, run_folder, bars, stop=stop).run()
     if as_json:
-        print(json.dumps({**result, "folder": str(folder)}))
+        _print_json({**result, "folder": str(folder)})
         return
     better = "lower" if result["lower_is_better"] else "higher"
+    mean = "undefined" if result["query"] is None else f"{result['query']:.5g}"
     print(
-        f"{result['label']}: mean {result['metric']} per client {result['query']:.5g} ({better} is better), "
+        f"{result['label']}: mean {result['metric']} per client {mean} ({better} is better), "
         f"{result['clients']} clients, {result['rounds']} rounds"
     )
     print(f"Run folder: {folder}")
@@ -225,31 +364,45 @@ def run(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="A comparison folder, or run folders of any methods and seeds.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="A comparison folder, or run folders of any methods and seeds."),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="HTML file (default: report.html in the first).")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="HTML file (default: report.html in the first folder)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make the report of a comparison, or of several runs, from what lies on disk."""
+    """Make the report of a comparison, or of several runs, from what lies on disk.
+
+    `bespoke report runs/compare-pupils` or `bespoke report runs/a runs/b -o both.html`
+    """
     from bespoke.errors import UserError
 
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
-    _report(runs, output or runs[0] / "report.html", as_json)
+    output = output or runs[0] / "report.html"
+    if output.is_dir() or not output.parent.is_dir():
+        raise UserError(f"--output {output} cannot be written: name an HTML file in a folder that exists")
+    _report(runs, output, as_json)
 
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one method in full.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """List the methods, or show one: what it does, what travels, what stays private, its knobs."""
+    """List the methods, or show one: what it does, what travels, what stays private, its knobs.
+
+    `bespoke methods`, then `bespoke methods finetune`
+    """
     from bespoke.catalogue import describe_methods, print_method, print_methods
 
     found = describe_methods(name)
     if as_json:
-        print(json.dumps(found if name is None else found[0]))
+        _print_json(found if name is None else found[0])
     elif name is None:
         print_methods(found)
     else:
@@ -258,14 +411,18 @@ def methods(
 
 @app.command()
 def data(
-    name: Annotated[str | None, typer.Argument(help="Show one source in full.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one source in full.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """List the data sources, or show one: clients, examples, licence, how to obtain it."""
+    """List the data sources, or show one: clients, examples, licence, how to obtain it.
+
+    `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
+    """
     from bespoke.catalogue import describe_sources, print_source, print_sources
 
     found = describe_sources(name)
     if as_json:
-        print(json.dumps(found if name is None else found[0]))
+        _print_json(found if name is None else found[0])
     elif name is None:
         print_sources(found)
     else:
@@ -274,17 +431,22 @@ def data(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     client: Client,
-    out: Annotated[Path | None, typer.Option(help="Folder to write (default: personal/ID in the run folder).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: personal/ID in the run folder).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a client's personal model: safetensors, and a JSON that says how to load it."""
+    """Write a client's personal model: safetensors, and a JSON that says how to load it.
+
+    `bespoke export runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
+    """
     from bespoke.deploy.personal import export_personal
 
     written = export_personal(run, client, out)
     if as_json:
-        print(json.dumps(written))
+        _print_json(written)
     else:
         made = f"{written['candidate']}, {written['parameters']:,} parameters"
         print(f"Personal model of {client}: {written['folder']} ({made})")
@@ -292,47 +454,120 @@ def export(
 
 
 @app.command()
-def forget(run: Annotated[Path, typer.Argument(help="A run folder.")], client: Client, as_json: Json = False) -> None:
-    """Delete a client's private state and personal model from a run, and prove that they are gone."""
+def forget(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], client: Client, as_json: Json = False
+) -> None:
+    """Delete a client's private state and personal model from a run, and prove that they are gone.
+
+    `bespoke forget runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
+    """
     from bespoke.deploy.forget import forget_client
 
     receipt = forget_client(run, client)
     if as_json:
-        print(json.dumps(receipt))
+        _print_json(receipt)
     else:
         for line in receipt["summary"]:
             print(line)
 
 
-def main() -> None:
-    """Entry point: a user's mistake ends with 2, a failure with 1, Ctrl-C with 130; no tracebacks for the first."""
-    import errno
+def _show_version(asked: bool) -> None:
+    if asked:
+        from bespoke import __version__
 
+        print(f"bespoke {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", is_eager=True, callback=_show_version, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: 0 fine, 1 failed, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):  # a letter that the terminal does not know is no reason to fail
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_outcome())
+
+
+def _outcome() -> int:
+    """Run the command; its exit code."""
     from bespoke.errors import UserError
 
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `bespoke methods | head -1`: whoever read has seen enough
+        _drop_output()
+        return 1
     except UserError as error:
         _say(f"bespoke: {error}")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        _say("bespoke: interrupted; what was finished is kept")
-        sys.exit(130)
+        return 2
+    except Stopped as error:
+        _say(f"bespoke: {error}")
+        return 130
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" ({error.filename})" if error.filename else ""
-            _say(f"bespoke: the disk is full{where}; free some space and go on with --resume, nothing finished is lost")
-            sys.exit(1)
-        if isinstance(error, PermissionError):
-            _say(f"bespoke: no permission for {error.filename}; choose another place with --out")
-            sys.exit(2)
-        raise
+        return _failed(error)
+    except MemoryError as error:
+        _say(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
+        return 1
     except Exception as error:
-        from_rounds = type(error).__name__ == "Interrupted"
-        if not from_rounds:
+        if not hasattr(error, "format_message"):
             raise
-        _say(f"bespoke: {error}; go on with the same command and --resume --out FOLDER")
-        sys.exit(130)
+        return _misused(error)
+    if code == 130:
+        _say("bespoke: interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: OSError) -> int:
+    """What the operating system refused: the place, the reason, what to do."""
+    place = error.filename or "the output"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _say(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
+        return 1
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        _say(_with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error))
+        return 2
+    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        _say(f"bespoke: {place} cannot be used: {reason}; choose another name")
+        return 2
+    _say(_with_notes(f"bespoke: {place}: {reason}", error))
+    return 1
+
+
+def _with_notes(text: str, error: BaseException) -> str:
+    return "\n".join([text, *getattr(error, "__notes__", [])])
+
+
+def _drop_output() -> None:
+    """Nobody reads any more: the interpreter's last flush must not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _misused(error: Any) -> int:
+    """A word that the command does not know, or a value that an option does not take."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    text = error.format_message().rstrip(".")
+    options = getattr(getattr(error, "param", None), "opts", [])
+    for option, value in zip(sys.argv, [*sys.argv[1:], ""]):
+        name, _, behind = option.partition("=")
+        if name in options and type(error).__name__ == "BadParameter":
+            text += f"; found {(behind or value)!r}"
+            break
+    context = getattr(error, "ctx", None)
+    _say(f"bespoke: {text}. Try: {context.command_path if context else 'bespoke'} --help")
+    return 2
 
 
 if __name__ == "__main__":

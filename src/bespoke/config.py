@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -13,7 +14,7 @@ from bespoke.errors import UserError, unknown
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataConfig(_Strict):
@@ -36,10 +37,10 @@ class DataConfig(_Strict):
 class SplitConfig(_Strict):
     protocol: Literal["cross-silo", "cross-device"] = "cross-silo"
     fractions: tuple[float, float, float] = Field(
-        default=(0.6, 0.2, 0.2), description="cross-silo: train, validation, query rows"
+        default=(0.6, 0.2, 0.2), strict=False, description="cross-silo: train, validation, query rows"
     )
     held_out: tuple[float, float] = Field(
-        default=(0.15, 0.2), description="cross-device: fractions of validation and test clients"
+        default=(0.15, 0.2), strict=False, description="cross-device: fractions of validation and test clients"
     )
     adapt: float = Field(
         default=0.5, gt=0, lt=1, description="cross-device: fraction of a held-out client's rows it adapts on"
@@ -52,7 +53,7 @@ class SplitConfig(_Strict):
 
 
 class ModelConfig(_Strict):
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     name: str = "auto"
 
 
@@ -146,16 +147,48 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as error:
         raise _explain(error, ExperimentConfig, where) from None
-    if (config.data.source is None) == (config.data.table is None):
-        raise UserError(f"{where}: [data] needs either source or table")
-    if config.data.table and not (config.data.client and config.data.target):
-        raise UserError(f"{where}: [data] with a table needs client and target, the names of two of its columns")
-    split = config.split
-    if abs(sum(split.fractions) - 1) > 1e-6 or min(split.fractions) < 0:
-        raise UserError(f"{where}: split.fractions must be three numbers that sum to one, not {split.fractions}")
+    _check_data(config.data, where)
+    _check_split(config.split, where)
     for place, stage in enumerate(config.stage):
         check_stage(stage, f"{where}: stage {place}")
     return config
+
+
+def _check_data(data: DataConfig, where: str) -> None:
+    if (data.source is None) == (data.table is None):
+        raise UserError(f"{where}: [data] needs either source or table")
+    if data.table is not None and not (data.client and data.target):
+        raise UserError(f"{where}: [data] with a table needs client and target, the names of two of its columns")
+    if data.table is not None and data.options:
+        raise UserError(f"{where}: data.options are those of a source, and this is a table: {sorted(data.options)}")
+    columns = [name for name in ("client", "target", "group", "time", "features", "task") if getattr(data, name)]
+    if data.source is not None and columns:
+        raise UserError(f"{where}: [data] {', '.join(columns)} describe a table, and {data.source!r} is a source")
+    if data.features is not None and not data.features:
+        raise UserError(f"{where}: data.features is empty; leave it out to use all other columns")
+
+
+def _check_split(split: SplitConfig, where: str) -> None:
+    train, _, query = split.fractions
+    if abs(sum(split.fractions) - 1) > 1e-6 or min(split.fractions) < 0:
+        raise UserError(f"{where}: split.fractions must be three numbers that sum to one, not {split.fractions}")
+    if not (train and query):
+        raise UserError(
+            f"{where}: split.fractions = {split.fractions} leaves no rows to {'be tested' if train else 'train'} on; "
+            "only the second, validation, may be zero"
+        )
+    if min(split.held_out) < 0 or sum(split.held_out) >= 1 or not split.held_out[1]:
+        raise UserError(
+            f"{where}: split.held_out = {split.held_out}: two fractions, of validation and of test clients; the second "
+            "above zero, both together below one, for the rest of the clients train"
+        )
+    if split.own_validation >= split.adapt:
+        raise UserError(
+            f"{where}: split.own_validation = {split.own_validation} is taken from the rows a client adapts on: it has "
+            f"to be less than split.adapt = {split.adapt}"
+        )
+    if split.order == "motley" and split.protocol == "cross-device":
+        raise UserError(f"{where}: split.order = 'motley' is that of Motley's cross-silo code; use 'random' or 'time'")
 
 
 def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, Any]]:
@@ -164,7 +197,9 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, 
 
     knobs = dict(stage)
     name = knobs.pop("method", None)
-    if name not in METHODS:
+    if name is None:
+        raise UserError(f"{where} names no method; say method = ... with one of: {', '.join(sorted(METHODS))}")
+    if not isinstance(name, str) or name not in METHODS:
         raise unknown("method", name, METHODS, where)
     method = METHODS[name]
     rounds = knobs.pop("rounds", 0 if not method.trains else None)
@@ -172,11 +207,11 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, 
         raise UserError(f"{where}: {name} needs rounds, a whole number of zero or more; found {rounds!r}")
     if rounds and not method.trains:
         raise UserError(f"{where}: {name} has no training rounds, it only makes personal models; leave rounds out")
-    return name, rounds, check_knobs(method, knobs, where)
+    return name, rounds, check_knobs(method, knobs, where, ("method", "rounds"))
 
 
-def check_knobs(kind: type, knobs: dict[str, Any], where: str) -> dict[str, Any]:
-    """Knobs of a dataclass as typed values; nested dataclasses become themselves."""
+def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Knobs of a dataclass as typed values; nested dataclasses become themselves. `also` are further keys of a stage."""
     hints = get_type_hints(kind, include_extras=True)
     settings: dict[str, Any] = {}
     nested: dict[str, Any] = {}
@@ -184,29 +219,51 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str) -> dict[str, Any]
         if entry.name == "task":
             continue
         if is_dataclass(hints[entry.name]):
+            also = (*also, entry.name)
             if entry.name in knobs:
                 inner = knobs[entry.name]
                 if isinstance(inner, str):
                     inner = {"name": inner}
+                if not isinstance(inner, dict):
+                    raise UserError(f"{where}: {entry.name} = {inner!r}: it has to be a name or a table of knobs")
                 inner_type: Any = hints[entry.name]
                 nested[entry.name] = inner_type(**check_knobs(inner_type, inner, f"{where}: {entry.name}"))
             continue
         default = entry.default if entry.default is not MISSING else None
-        settings[entry.name] = (hints[entry.name], Field(default=default, **entry.metadata.get("bounds", {})))
-    model = create_model(f"{kind.__name__} knobs", __config__=ConfigDict(extra="forbid"), **settings)
+        options = {**entry.metadata.get("bounds", {})}
+        if get_origin(hints[entry.name]) is tuple:  # TOML has lists only
+            options["strict"] = False
+        settings[entry.name] = (hints[entry.name], Field(default=default, **options))
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model = create_model(f"{kind.__name__} knobs", __config__=strict, **settings)
     try:
         found = model.model_validate({k: v for k, v in knobs.items() if k not in nested})
     except ValidationError as error:
-        raise _explain(error, model, where, extra=list(nested)) from None
+        raise _explain(error, model, where, also) from None
     return {name: getattr(found, name) for name in found.model_fields_set} | nested
 
 
-def _explain(error: ValidationError, model: type[BaseModel], where: str, extra: list[str] | None = None) -> UserError:
+def _explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
+    """The first thing wrong, in words: the key, the value found, what is allowed."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
-    if first["type"] == "extra_forbidden":
+    key, found, kind = ".".join(path), first["input"], first["type"]
+    if kind == "extra_forbidden":
         holder: Any = model
         for part in path[:-1]:
             holder = holder.model_fields[part].annotation
-        return unknown("key", ".".join(path), [*holder.model_fields, *(extra or [])], where)
-    return UserError(f"{where}: {'.'.join(path)} = {first['input']!r}: {first['msg'].lower()}")
+        return unknown("key", key, [*holder.model_fields, *also], where)
+    if kind == "literal_error":
+        words = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return unknown(f"{key} =", found, words, where)
+    if kind == "missing":
+        if key == "stage":
+            return UserError(f"{where} has no stage; add [[stage]] with method = ... and rounds = ...")
+        return UserError(f"{where}: {key} is missing; found {found!r}")
+    if key == "stage" and kind == "list_type":
+        return UserError(f"{where}: stage = {found!r}: write [[stage]] in double brackets, once for every stage")
+    said = first["msg"][:1].lower() + first["msg"][1:]
+    for theirs, ours in (("input should", "it has to"), ("valid dictionary", "table"), ("valid tuple", "list"),
+                         ("valid list", "list"), (" or instance of", "$")):  # fmt: skip
+        said = said.replace(theirs, ours)
+    return UserError(f"{where}: {key} = {found!r}: {said.split('$')[0]}")

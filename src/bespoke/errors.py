@@ -16,6 +16,7 @@ def unknown(kind: str, value: object, allowed: Iterable[object], where: str = ""
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     place = f" in {where}" if where else ""
+    names = [name if name.strip() and "," not in name else repr(name) for name in names]
     shown = ", ".join(names[:40]) + (f", ... ({len(names)} in all)" if len(names) > 40 else "")
     return UserError(f"unknown {kind} {value!r}{place}.{hint} Known: {shown or 'none'}")
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
@@ -22,11 +23,11 @@ class Bars:
             TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
             console=self.console, transient=True, disable=quiet or not self.console.is_terminal,
         )  # fmt: skip
-        self.task = self.bars.add_task(title, total=None, note="")
+        self.task = self.bars.add_task(escape(title), total=None, note="")
         self.said = ""
 
     def __enter__(self) -> Bars:
-        self.console.print(self.title, highlight=False)
+        self._print(self.title)
         self.bars.start()
         return self
 
@@ -36,34 +37,37 @@ class Bars:
         self.bars.stop()
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        self.bars.reset(self.task, description=what, total=total, completed=done, note="")
+        self.bars.reset(self.task, description=escape(what), total=total, completed=done, note="")
         if not self.console.is_terminal and what != self.said:
-            self.console.print(f"  {what}", highlight=False)
+            self._print(f"  {what}")
         self.said = what
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         if note:
-            self.bars.update(self.task, note=note)
+            self.bars.update(self.task, note=escape(note))
         self.bars.advance(self.task, steps)
 
     def note(self, text: str) -> None:
-        self.console.print(f"  {text}", highlight=False)
+        self._print(f"  {text}")
 
+    def _print(self, text: str) -> None:
+        # names from a user's file are no markup; where there is no terminal a line stays one line
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C into a question asked after each round; the second interrupts at once."""
-    asked = False
+    @contextmanager
+    def stopping(self) -> Iterator[Callable[[], bool]]:
+        """Turns the first Ctrl-C into a question asked after each round; the second interrupts at once."""
+        asked = False
 
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        Console(stderr=True).print("\nstopping after this round (Ctrl-C again to stop at once)")
+        def ask(number: int, frame: object) -> None:
+            nonlocal asked
+            if asked:
+                raise KeyboardInterrupt
+            asked = True
+            self._print("stopping after this round (Ctrl-C again to stop at once)")
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
+        before = signal.signal(signal.SIGINT, ask)
+        try:
+            yield lambda: asked
+        finally:
+            signal.signal(signal.SIGINT, before)

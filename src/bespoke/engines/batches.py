@@ -158,8 +158,9 @@ class Orders:
         place = np.arange(depth * size)
         # padding repeats a row, and is masked out; step-major, so that what one step reads lies together
         grid = begins[:, None] + np.minimum(place, np.maximum(used - 1, 0)[:, None])
-        grid = np.minimum(grid, len(self.rows[0]) - 1).reshape(width, depth, size).transpose(1, 0, 2)
-        index = torch.from_numpy(np.stack([rows[grid] for rows in self.rows]))
+        orders = self.rows if len(self.rows[0]) else [np.zeros(1, dtype=np.int64)]  # nobody has rows: all is padding
+        grid = np.minimum(grid, len(orders[0]) - 1).reshape(width, depth, size).transpose(1, 0, 2)
+        index = torch.from_numpy(np.stack([rows[grid] for rows in orders]))
         even = bool((used == depth * size).all())
         counts = torch.from_numpy(sizes.astype(np.float32))
         return Stacked(columns, index, torch.from_numpy(used), counts, self.batching.epochs, even)

@@ -22,7 +22,8 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Validation
 from bespoke.engines.batches import steps_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
-from bespoke.engines.workers import Worker
+from bespoke.engines.workers import Worker, WorkerFailed
+from bespoke.errors import UserError
 from bespoke.method import Cohort
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
@@ -105,7 +106,19 @@ class Engine:
             return [getattr(self.host, name)(*arguments)]
         for worker in self.workers:
             worker.start(name, *arguments)
-        return [worker.finish() for worker in self.workers]
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        """What every worker says to what it was asked; all are heard out before a failure of one is raised."""
+        answers, failure = [], None
+        for worker in self.workers:
+            try:
+                answers.append(worker.finish())
+            except WorkerFailed as error:
+                failure = failure or error
+        if failure:
+            raise failure
+        return answers
 
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage: a method, its rows, and the parameters its private state starts from."""
@@ -152,8 +165,8 @@ class Engine:
                 mine = take(own, torch.from_numpy(share)) if own else None
                 worker.start("train", shared, mine, clients[share], key)
             merged = Partial()
-            for worker in self.workers:
-                merged.merge(worker.finish())
+            for part in self._answers():
+                merged.merge(part)
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
         for transform in reversed(self.work.transforms):
             cohort = transform.server(cohort)
@@ -177,8 +190,8 @@ class Engine:
             mine = take(own, torch.from_numpy(share)) if own else None
             worker.start("examine", shared, mine, clients[share], support, parts, key)
         out: Scores = {}
-        for worker, share in zip(self.workers, shares):
-            for part, sums in worker.finish().items():
+        for answer, share in zip(self._answers(), shares):
+            for part, sums in answer.items():
                 for metric, values in sums.items():
                     values = np.asarray(values)
                     table = out.setdefault(part, {}).setdefault(
@@ -226,8 +239,7 @@ class Engine:
             home = self.home(clients)
             for place, worker in enumerate(self.workers):
                 worker.start("load_private", path, set(clients[home == place].tolist()))
-            for worker in self.workers:
-                worker.finish()
+            self._answers()
 
 
 def _plain_unicast() -> Any:
@@ -254,14 +266,21 @@ def choose(
     batch = work.method.batching().size if work.method.trains else work.method.support_batching().size
     fit = max(int(CACHE // (8 * size + batch * row)), 1)
     best_chunk = chunk or max(min(fit, 512), 4)
+    vectorizes = getattr(task, "vectorizes", True)
     if kind == "auto":
         if getattr(task, "has_closed_form", False):
             vectorized, reason = True, "linear model"
-        elif size > SMALL or not getattr(task, "vectorizes", True):
+        elif not vectorizes:
+            vectorized, reason = False, "a model that cannot be vectorized"
+        elif size > SMALL:
             vectorized, reason = False, f"heavy model of {size:,} parameters"
         else:
             vectorized, reason = _trial(population, work, params, best_chunk)
     else:
+        if kind == "vectorized" and not vectorizes:
+            raise UserError(
+                "engine.kind = 'vectorized' does not fit this model: torch.func.vmap cannot run it. Use 'looped' or 'auto'"
+            )
         vectorized, reason = kind == "vectorized", "as told"
     if workers is None:
         # starting workers costs seconds: worth it where a round is heavy

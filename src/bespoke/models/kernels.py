@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
+# all of fastmath but `nnan` and `ninf`: a client that is not finite has to come out as such, to be left out
+_LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
 def available() -> bool:
@@ -34,7 +36,7 @@ def available() -> bool:
 def _compiled() -> Callable[..., None]:
     import numba
 
-    @numba.njit(fastmath=True, nogil=True, cache=True)
+    @numba.njit(fastmath=_LOOSE, error_model="numpy", nogil=True, cache=True)
     def clients(  # type: ignore[no-untyped-def]
         begin, end, x, y, unit, index, used, repeats, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, loss
     ):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ class Network:
     """A function (params, inputs) -> outputs, with an initial value for params and a named last layer."""
 
     is_linear = False
+    vectorizes = True  # False: torch.func.vmap cannot run it
     last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
 
     def init(self, seed: int) -> Params:
@@ -65,6 +67,13 @@ class ModuleNetwork(Network):
     """A network whose layers are an nn.Module with `features` and `head` submodules."""
 
     last_layer = ("head.",)
+
+    def __post_init__(self) -> None:
+        _ = self._module  # built now: building draws random numbers, which vmap does not allow inside it
+
+    def __reduce__(self) -> Any:
+        known: Any = self  # subclasses are dataclasses; a pickle holds their fields, not the module's weights
+        return type(self), tuple(getattr(self, entry.name) for entry in fields(known))
 
     def build(self) -> nn.Module:
         raise NotImplementedError
@@ -161,6 +170,8 @@ class LSTM(ModuleNetwork):
     embedding: int = 8
     hidden: int = 256
     layers: int = 2
+
+    vectorizes = False  # vmap has no rule for nn.LSTM without gradients, and a slow one with them
 
     def build(self) -> nn.Module:
         body = _Recurrent(self.vocabulary, self.embedding, self.hidden, self.layers)

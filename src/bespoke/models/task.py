@@ -41,6 +41,10 @@ class BaseTask:
         return self.network.is_linear
 
     @property
+    def vectorizes(self) -> bool:
+        return self.network.vectorizes
+
+    @property
     def last_layer(self) -> tuple[str, ...]:
         return self.network.last_layer
 

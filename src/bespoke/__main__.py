@@ -1,0 +1,5 @@
+"""`python -m bespoke`: the command line."""
+
+from bespoke.cli import main
+
+main()
