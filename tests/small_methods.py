@@ -1,4 +1,4 @@
-"""Small methods that use each part of the contract once. A module of its own, so that worker processes can import it."""
+"""Small methods that use each part of the contract once. A module of its own: worker processes import it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, knob
+from bespoke.method import Batches, Batching, Cohort, Reveal, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, add_scaled, scale, subtract, tree_map, zeros_like

@@ -6,6 +6,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bespoke.errors import unknown
@@ -67,7 +68,7 @@ def print_method(method: dict[str, Any]) -> None:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for name, text in lines.items():
-        facts.add_row(name, text)
+        facts.add_row(name, escape(text))
     console.print(facts)
     table = Table(
         title="\nknobs", title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
@@ -75,16 +76,18 @@ def print_method(method: dict[str, Any]) -> None:
     for column in ("name", "default", "meaning"):
         table.add_column(column, overflow="fold")
     for knob in method["knobs"]:
-        table.add_row(knob["name"], str(knob["default"]), knob["doc"])
+        table.add_row(knob["name"], escape(str(knob["default"])), escape(knob["doc"]))
     console.print(table)
 
 
 def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.data.sources import SOURCES
+    from bespoke.data.sources import SOURCES, source_options
 
-    if name is not None and name not in SOURCES:
+    if name is None:
+        return [asdict(source) for source in SOURCES.values()]
+    if name not in SOURCES:
         raise unknown("data source", name, SOURCES)
-    return [asdict(SOURCES[s]) for s in ([name] if name else SOURCES)]
+    return [{**asdict(SOURCES[name]), "options": source_options(name)}]
 
 
 def print_sources(found: list[dict[str, Any]]) -> None:
@@ -109,7 +112,9 @@ def print_source(source: dict[str, Any]) -> None:
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     for name in ("name", "title", "task", "clients", "examples", "group", "licence", "obtain"):
-        facts.add_row(name, _count(source[name]) or "-")
+        facts.add_row(name, escape(_count(source[name])) or "-")
+    options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
+    facts.add_row("options", escape(options) or "-")
     Console().print(facts)
 
 

@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ Client = Annotated[str, typer.Option("--client", metavar="ID", help="The client'
 Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with what was interrupted in --out.")]
 
 # What lies in a folder that `bespoke compare` or `bespoke run` has begun: the only folders that --resume goes on with.
-BEGUN = {"compare": ("compare.json", "runs", "tuning", "stages"), "run": ("config.toml",)}
+BEGUN = {"compare": ("compare.json", "runs", "tuning", "stages"), "run": ("config.toml", "checkpoints")}
 
 
 class Stopped(Exception):
@@ -116,6 +117,8 @@ def _resumable(folder: Path) -> Iterator[None]:
         kept = f"what was finished is kept; go on with: {again}" if folder.exists() else "nothing was written"
         raise Stopped(f"interrupted; {kept}") from None
     except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+            error.filename = str(folder)  # a write that fails does not know the name of its file
         if folder.exists():
             error.add_note(f"Nothing finished is lost; afterwards go on with: {again}")
         raise
@@ -130,7 +133,7 @@ def compare(
     table: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TABLE]",
+            metavar="TABLE",
             help="A CSV or Parquet file (or a TOML file that describes a comparison); leave it out for built-in data.",
         ),
     ] = None,
@@ -161,7 +164,9 @@ def compare(
     ] = "fedavg,local,finetune,fedprox",
     metric: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What to compare by: mse, rmse, mae, accuracy, loss, ... (default: first)."),
+        typer.Option(
+            metavar="NAME", help="What to compare by: mse, rmse, mae, accuracy, loss, ... (default: mse or accuracy)."
+        ),
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
@@ -383,15 +388,13 @@ def report(
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
-    output = output or runs[0] / "report.html"
-    if output.is_dir() or not output.parent.is_dir():
-        raise UserError(f"--output {output} cannot be written: name an HTML file in a folder that exists")
-    _report(runs, output, as_json)
+    output = output or runs[0]
+    _report(runs, output / "report.html" if output.is_dir() else output, as_json)
 
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one method in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method in full.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods, or show one: what it does, what travels, what stays private, its knobs.
@@ -411,7 +414,7 @@ def methods(
 
 @app.command()
 def data(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show one source in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one source in full.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sources, or show one: clients, examples, licence, how to obtain it.
@@ -494,6 +497,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a letter that the terminal does not know is no reason to fail
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    warnings.simplefilter("ignore", RuntimeWarning)  # numpy's on empty means: the results say so themselves
     sys.exit(_outcome())
 
 
@@ -529,7 +533,8 @@ def _outcome() -> int:
 
 def _failed(error: OSError) -> int:
     """What the operating system refused: the place, the reason, what to do."""
-    place = error.filename or "the output"
+    place = str(error.filename or "the output")
+    place = place if len(place) <= 300 else f"{place[:300]}..."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         _say(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
         return 1
@@ -560,13 +565,13 @@ def _misused(error: Any) -> int:
         return 2
     text = error.format_message().rstrip(".")
     options = getattr(getattr(error, "param", None), "opts", [])
+    found = ""
     for option, value in zip(sys.argv, [*sys.argv[1:], ""]):
         name, _, behind = option.partition("=")
         if name in options and type(error).__name__ == "BadParameter":
-            text += f"; found {(behind or value)!r}"
-            break
+            found = f"; found {(behind or value)!r}"  # the last one counts
     context = getattr(error, "ctx", None)
-    _say(f"bespoke: {text}. Try: {context.command_path if context else 'bespoke'} --help")
+    _say(f"bespoke: {text}{found}. Try: {context.command_path if context else 'bespoke'} --help")
     return 2
 
 

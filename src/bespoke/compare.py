@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bespoke.config import ExperimentConfig, checked, read_toml
+from bespoke.config import ExperimentConfig, check_compare, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
@@ -56,22 +56,24 @@ class Comparison:
         if table is None:
             raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
         expected = raw.pop("expected", {})
-        known = ("methods", "seeds", "rounds", "tune", "knobs", "grid")
-        for key in table:
-            if key not in known:
-                raise unknown("key", f"compare.{key}", known, str(path))
-        seeds = table.pop("seeds", 3)
-        table["seeds"] = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-        table["methods"] = tuple(table.get("methods", DEFAULT_METHODS))
-        return cls(raw, folder, **table, expected=expected, **rest)
+        asked = check_compare(table, str(path))
+        seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
+        methods = tuple(asked.methods or DEFAULT_METHODS)
+        return cls(
+            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected, **rest
+        )  # fmt: skip
 
     def run(self) -> Path:
         """Tune, run, and write compare.json; returns the folder."""
+        if not (self.methods and self.seeds):
+            raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         for name in self.methods:
             if name not in METHODS:
                 raise unknown("method", name, METHODS, "--methods")
         first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
         population = load_population(first)
+        for note in population.about.get("notes", []):
+            self.progress.note(note)
         chosen: dict[str, dict[str, Any]] = {}
         tuning: dict[str, list[dict[str, Any]]] = {}
         needed = list(dict.fromkeys([*(METHODS[m].after for m in self.methods if METHODS[m].after), *self.methods]))
@@ -116,7 +118,8 @@ class Comparison:
         usable = [trial for trial in tried if trial["validation"] is not None]
         if not usable:
             raise UserError(
-                f"{name}: training diverged at every setting tried ({len(tried)}); are the features scaled?"
+                f"{name}: no setting of {len(tried)} tried has a finite score on validation data. If there are too few "
+                "clients or rows to choose on, use --no-tune; if training diverged: are there huge numbers?"
             )
         sign = 1 if self._lower_is_better else -1
         best = min(usable, key=lambda trial: sign * trial["validation"])
@@ -127,7 +130,7 @@ class Comparison:
     ) -> dict[str, Any]:
         self._lower_is_better = experiment.lower_is_better
         text = to_toml(config)
-        if (path / "config.toml").exists() and (path / "config.toml").read_text(encoding="utf-8") != text:
+        if (path / "config.toml").exists() and (path / "config.toml").read_bytes() != text.encode():
             raise UserError(
                 f"{path} holds another experiment than the one asked for now; resume with the same options or choose "
                 "another folder with --out"

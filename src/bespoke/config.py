@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -91,6 +91,39 @@ class ExperimentConfig(_Strict):
     engine: EngineConfig = EngineConfig()
     transform: TransformConfig = TransformConfig()
     stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
+
+
+class CompareConfig(_Strict):
+    """The [compare] table of a file for `bespoke compare`."""
+
+    methods: list[str] | None = Field(default=None, min_length=1)
+    seeds: Any = Field(default=3, description="how many, or a list of them")
+    rounds: int = Field(default=60, ge=1)
+    tune: bool = True
+    knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
+    grid: dict[str, dict[str, list[Any]]] = Field(default={}, description="knobs to try by method")
+
+
+def check_compare(table: Any, where: str) -> CompareConfig:
+    """Validate a [compare] table, or say what is wrong."""
+    from bespoke.methods import METHODS
+
+    try:
+        found = CompareConfig.model_validate(table)
+    except ValidationError as error:
+        raise _explain(error, CompareConfig, f"{where}: [compare]") from None
+    seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
+    if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise UserError(f"{where}: [compare] seeds = {found.seeds!r}: how many, one or more, or a list of them")
+    for key, names in (("methods", found.methods or []), ("knobs", found.knobs), ("grid", found.grid)):
+        for name in names:
+            if name not in METHODS:
+                raise unknown("method", name, METHODS, f"{where}: [compare] {key}")
+    for name, knobs in found.grid.items():
+        for knob, values in knobs.items():
+            if not values:
+                raise UserError(f"{where}: [compare] grid.{name}.{knob} is empty; list the values to try")
+    return found
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
@@ -211,7 +244,7 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, 
 
 
 def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Knobs of a dataclass as typed values; nested dataclasses become themselves. `also` are further keys of a stage."""
+    """Knobs of a dataclass as typed values; nested dataclasses become themselves. `also`: further keys."""
     hints = get_type_hints(kind, include_extras=True)
     settings: dict[str, Any] = {}
     nested: dict[str, Any] = {}
@@ -230,10 +263,12 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
                 nested[entry.name] = inner_type(**check_knobs(inner_type, inner, f"{where}: {entry.name}"))
             continue
         default = entry.default if entry.default is not MISSING else None
-        options = {**entry.metadata.get("bounds", {})}
-        if get_origin(hints[entry.name]) is tuple:  # TOML has lists only
-            options["strict"] = False
-        settings[entry.name] = (hints[entry.name], Field(default=default, **options))
+        hint, bounds = hints[entry.name], entry.metadata.get("bounds", {})
+        if get_origin(hint) is tuple:  # TOML has lists only; bounds are those of every entry, and there has to be one
+            each, *_ = get_args(hint)
+            hint = tuple[Annotated[each, Field(**bounds)], ...]  # type: ignore[valid-type]
+            bounds = {"strict": False, **({"min_length": 1} if bounds else {})}
+        settings[entry.name] = (hint, Field(default=default, **bounds))
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     model = create_model(f"{kind.__name__} knobs", __config__=strict, **settings)
     try:
@@ -255,7 +290,7 @@ def _explain(error: ValidationError, model: type[BaseModel], where: str, also: t
         return unknown("key", key, [*holder.model_fields, *also], where)
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", first["ctx"]["expected"])
-        return unknown(f"{key} =", found, words, where)
+        return unknown(key, found, words, where)
     if kind == "missing":
         if key == "stage":
             return UserError(f"{where} has no stage; add [[stage]] with method = ... and rounds = ...")

@@ -12,7 +12,7 @@ from bespoke.config import ExperimentConfig, check_stage
 from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
-from bespoke.errors import unknown
+from bespoke.errors import UserError, unknown
 from bespoke.method import Transform
 from bespoke.models import build_task
 from bespoke.privacy.clip import Clip
@@ -43,6 +43,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
     """Everything resolved; `population` (as loaded) may be given to load it once for many experiments."""
     raw = population if population is not None else load_population(config)
     split = make_split(raw, config)
+    _check_split(raw, split, config)
     advice = raw.about.get("standardize", {"features": "none", "target": False})
     how = config.data.standardize or advice["features"]
     prepared = standardize(raw, split.train, how, advice["target"])
@@ -82,6 +83,12 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
 
 def make_split(population: Population, config: ExperimentConfig) -> Split:
     options = config.split
+    if options.order == "time" and "time" not in population.columns:
+        name = population.about.get("name", "this data")
+        raise UserError(
+            f"split.order = 'time': {name} has no time column; a table's is named by --time COLUMN, or by time "
+            "in [data]"
+        )
     seed = config.seed if options.seed is None else options.seed
     if options.protocol == "cross-silo":
         return cross_silo(population, options.fractions, seed, options.order)
@@ -97,6 +104,26 @@ def make_split(population: Population, config: ExperimentConfig) -> Split:
     return cross_device(
         population, options.held_out, options.adapt, seed, options.order, options.own_validation, role
     )  # fmt: skip
+
+
+def _check_split(population: Population, split: Split, config: ExperimentConfig) -> None:
+    """Somebody has to train and somebody has to be tested."""
+    training, testing = len(split.train.clients), len(split.test.query.clients)
+    if training and testing:
+        return
+    missing = "trained on" if not training else "tested on"
+    if split.kind == "cross-device":
+        validation, test = config.split.held_out
+        raise UserError(
+            f"cross-device: of {len(population)} clients {training} train and {testing} are tested (fractions "
+            f"held_out = {validation:g} for validation, {test:g} for test; a test client needs two rows), so "
+            f"nothing can be {missing}; use more clients, other fractions or --protocol cross-silo"
+        )
+    sizes = population.sizes()
+    raise UserError(
+        f"nothing can be {missing}: the {len(population)} clients have at most {sizes.max()} rows each, too few for "
+        f"split.fractions = {config.split.fractions}"
+    )
 
 
 def _moved(split: Split, population: Population) -> Split:

@@ -88,6 +88,7 @@ class Method:
     personal: ClassVar[str] = "the global model itself"  # what a client ends up with
     unseen: ClassVar[str] = "a client that never trained gets the global model"
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
+    stackable: ClassVar[bool] = False  # client_round takes stacked clients too: only descent and elementwise arithmetic
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
 

@@ -128,7 +128,10 @@ class Run:
         """How to execute; a run that is resumed is executed as it began, or its bits would differ."""
         path = self.folder.path / "engine.json"
         if path.exists():
-            return EngineChoice(**json.loads(path.read_text()))
+            try:
+                return EngineChoice(**json.loads(path.read_text()))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
         stages = self.experiment.stages
         stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
         work = ClientWork(stage.method, self.experiment.split.train, self.experiment.transforms)
@@ -231,7 +234,8 @@ class Run:
             **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
             "examples": outcome.examples if outcome else 0, "validation": validation,
         })  # fmt: skip
-        return f"{experiment.metric} {validation[experiment.metric]:.4g}" if validation else ""
+        point = validation and validation[experiment.metric]
+        return f"{experiment.metric} {point:.4g}" if point is not None else ""
 
     def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
         """A point of the learning curve: means over (at most MOST_WATCHED) validation clients."""

@@ -129,7 +129,9 @@ class RunFolder:
             except UserError as problem:
                 problems.append(str(problem))
         if problems:
-            raise UserError(f"no checkpoint of {self.path} can be read: {'; '.join(problems)}")
+            raise UserError(
+                f"no checkpoint of {self.path} can be read: {'; '.join(problems)}; to begin again, remove the folder"
+            )
         return None
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -145,6 +147,8 @@ class RunFolder:
             result = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
+        if not isinstance(result, dict) or "format" not in result or "label" not in result:
+            raise UserError(f"{path} is damaged (it is not a result); remove it and resume the run")
         if result.get("format") != FORMAT:
             raise UserError(f"{path} was written by another version (format {result.get('format')!r}, known: {FORMAT})")
         return result

@@ -52,7 +52,7 @@ class Sampler:
 
     def draw(self, round: int) -> Draw:
         everyone = self.train.clients
-        wanted = min(int(np.ceil(self.size * self.over_select)), len(everyone))
+        wanted = min(int(np.ceil(self.size * self.over_select - 1e-9)), len(everyone))
         places = self._places(round, wanted, len(everyone))
         contacted = everyone[np.sort(places)]
         return Draw(contacted, self._reporting(round, contacted))
@@ -64,7 +64,7 @@ class Sampler:
         if self.sampling == "poisson":
             wanted = int(random.binomial(total, min(self.size * self.over_select / total, 1.0)))
         if self.sampling == "round-robin":
-            turn = np.arange(round * wanted, (round + 1) * wanted)
+            turn = np.arange((round - 1) * wanted, round * wanted)  # rounds count from one
             lap, place = np.divmod(turn, total)
             picked = [permuted(place[lap == n], total, "round-robin", self.seed, int(n)) for n in np.unique(lap)]
             return np.unique(np.concatenate(picked))

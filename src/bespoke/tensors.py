@@ -37,6 +37,9 @@ def subtract(a: Any, b: Any) -> Any:
 
 
 def scale(a: Any, factor: float | Tensor) -> Any:
+    """factor * a. A factor with dimensions belongs to the first ones of each leaf: a number per client."""
+    if isinstance(factor, Tensor) and factor.dim():
+        return tree_map(lambda leaf: leaf * factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim())), a)
     return tree_map(lambda leaf: leaf * factor, a)
 
 

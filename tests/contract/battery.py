@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from small_worlds import BATCH, World
 
 from bespoke.data.splits import Train
 from bespoke.engines.engine import Choice, Engine
@@ -19,6 +18,7 @@ from bespoke.method import Method, Transform
 from bespoke.methods import METHODS
 from bespoke.methods.finetune import FineTune
 from bespoke.tensors import Params, Tree, flatten
+from small_worlds import BATCH, World
 
 ROUNDS = ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2, 5, 6))  # cohorts: everyone, and some twice
 
@@ -125,13 +125,14 @@ LOOP = Choice(False, 1, 0, 1, "autograd", "the reference")
 IN_PROCESS = {
     "loop, 2 threads": replace(LOOP, threads=2),
     "func, chunk 1": Choice(True, 1, 0, 1, "func", ""),
-    "func, chunk 3, 2 threads": Choice(True, 3, 0, 2, "func", ""),
+    "func, chunk 3": Choice(True, 3, 0, 1, "func", ""),
     "func, chunk 64": Choice(True, 64, 0, 1, "func", ""),
+    "func, chunk 64, 2 threads": Choice(True, 64, 0, 2, "func", ""),
 }
 LINEAR_ONLY = {
     "loop, closed form": replace(LOOP, gradient="closed-form"),
     "closed form, chunk 2": Choice(True, 2, 0, 1, "closed-form", ""),
-    "closed form, chunk 64": Choice(True, 64, 0, 2, "closed-form", ""),
+    "closed form, chunk 64": Choice(True, 64, 0, 1, "closed-form", ""),
     "fused, chunk 1": Choice(True, 1, 0, 1, "fused", ""),
     "fused, chunk 64": Choice(True, 64, 0, 1, "fused", ""),
     "fused, chunk 64, 2 threads": Choice(True, 64, 0, 2, "fused", ""),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +27,11 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
     try:
         save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=about)
         settle(temporary, path)
+    except SafetensorError as error:  # its text alone says what the operating system refused
+        number = re.search(r"(?:code:|os error) (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -118,8 +118,9 @@ class Population:
                 return int(position)
         import difflib
 
-        near = difflib.get_close_matches(client, list(self.ids[:5000]), n=3, cutoff=0.5) or list(self.ids[:3])
-        raise UserError(f"no client {client!r} among the {len(self)} of this population; near: {', '.join(near)}")
+        near = difflib.get_close_matches(client, list(self.ids[:5000]), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"they are named like {self.ids[0]!r}"
+        raise UserError(f"no client {client!r} among the {len(self)} of this population; {hint}")
 
     def group_of(self, client: int) -> str:
         return self.groups[int(self.group[client])] if self.group is not None else ""

@@ -84,10 +84,9 @@ class Part:
         ends = np.floor(np.cumsum(self.fractions)[:, None] * sizes[None] + 1e-9).astype(np.int64)
         ends[-1] = sizes
         counts = np.diff(ends, axis=0, prepend=0)
-        # A client too small for its fractions still gets a row for training first, then one to be tested on, then one
-        # to choose on: without the first two there is nothing to say of it.
-        largest = int(np.argmax(self.fractions))
-        wanted = [largest, *(p for p in reversed(range(len(self.fractions))) if p != largest)]
+        # A client too small for its fractions still gets a row for training (or adapting) first, then one to be tested
+        # on, then one to choose on: without the first two there is nothing to say of it.
+        wanted = [0, *reversed(range(1, len(self.fractions)))]
         for rank, part in enumerate(wanted):
             if self.fractions[part] == 0:
                 continue
@@ -138,8 +137,9 @@ def _ranges(starts: Ints, sizes: Ints) -> Ints:
 
 def _motley_counts(sizes: Ints, fractions: tuple[float, ...]) -> Ints:
     _, validation, test = fractions
-    tests = np.ceil(test * sizes - 1e-9).astype(np.int64)
-    validations = np.ceil(validation / (1 - test) * (sizes - tests) - 1e-9).astype(np.int64)
+    # rounded as sklearn rounds, where 0.15 / 0.85 of 85 rows are 16
+    tests = np.ceil(test * sizes).astype(np.int64)
+    validations = np.ceil(validation / (1 - test) * (sizes - tests)).astype(np.int64)
     return np.stack([sizes - tests - validations, validations, tests])
 
 

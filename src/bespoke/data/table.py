@@ -76,8 +76,8 @@ def read_table(
     for name in [*clients, target, *([group] if group else []), *([time] if time else []), *(features or [])]:
         if name not in names:
             raise unknown("column", name, names, where=path.name)
-    if target in (features or []) or target in clients:
-        raise UserError(f"the target {target!r} of {path.name} cannot be a feature or the client as well")
+    if target in [*clients, *(features or []), group, time]:
+        raise UserError(f"the target {target!r} of {path.name} cannot be client, feature, group or time as well")
 
     table = _drop_unusable(table, clients, target, path, notes)
     ids, code = _clients(table, clients, path)
@@ -90,7 +90,7 @@ def read_table(
         )
     y, inferred, classes = _target(table[target], target, task, notes)
     taken = {*clients, target, group, time}
-    chosen = list(features) if features else [name for name in names if name not in taken]
+    chosen = list(dict.fromkeys(features)) if features else [name for name in names if name not in taken]
     before = len(notes)
     built = _features(table, chosen, code, len(ids), notes)
     if not built:
@@ -155,30 +155,42 @@ def _read_parquet(path: Path) -> pa.Table:
 
 def _read_csv(path: Path, suffix: str, notes: list[str]) -> pa.Table:
     start = _first_bytes(path)
+    encodings = ("utf-8", "cp1252")
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # as Excel's "Unicode text"
+        encodings, start = ("utf-16", "utf-16"), start.decode("utf-16", errors="ignore").encode()
+    if b"\0" in start:
+        raise UserError(f"{path} is not a readable CSV file: it holds zero bytes, so it is no text")
     delimiter = "\t" if suffix in _TSV else _delimiter(start)
     # Where ';' separates columns, the decimal point is often a comma.
     decimal = "," if delimiter == ";" and b"." not in start.split(b"\n", 1)[-1] else "."
-    for encoding in ("utf-8", "cp1252"):
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    convert = pyarrow.csv.ConvertOptions(
+        null_values=MISSING,
+        decimal_point=decimal,
+        timestamp_parsers=[pyarrow.csv.ISO8601, "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y"],
+    )
+    for encoding in encodings:
+        read = pyarrow.csv.ReadOptions(encoding=encoding, block_size=1 << 24)
         try:
-            table = pyarrow.csv.read_csv(
-                path,
-                read_options=pyarrow.csv.ReadOptions(encoding=encoding, block_size=1 << 24),
-                parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                convert_options=pyarrow.csv.ConvertOptions(
-                    null_values=MISSING,
-                    decimal_point=decimal,
-                    timestamp_parsers=[pyarrow.csv.ISO8601, "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y"],
-                ),
-            )
+            table = pyarrow.csv.read_csv(path, read, parse, convert)
         except UnicodeDecodeError:
             continue
         except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path} is not a readable CSV file: {_first_line(error)}") from None
+            read.use_threads = False  # then the error names the row
+            raise UserError(f"{path} is not a readable CSV file: {_csv_problem(path, read, parse, error)}") from None
         if not any(pa.types.is_binary(field.type) for field in table.schema):  # bytes that are not UTF-8
             if encoding != "utf-8":
                 notes.append(f"The file is not in UTF-8; it was read as {encoding}.")
             return table
     raise UserError(f"{path} is not a readable CSV file: it is neither in UTF-8 nor in cp1252")
+
+
+def _csv_problem(path: Path, read: Any, parse: Any, error: BaseException) -> str:
+    try:
+        pyarrow.csv.read_csv(path, read, parse)
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as again:
+        error = again
+    return _first_line(error)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -253,7 +265,10 @@ def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> N
     elif _is_number(column.type):
         times = _numbers(column)
     else:
-        raise UserError(f"the time column {name!r} of {path.name} holds {column.type}, neither numbers nor dates")
+        raise UserError(
+            f"the time column {name!r} of {path.name} holds {column.type}, neither numbers nor dates "
+            "(such as 2024-12-31)"
+        )
     if count := int(np.isnan(times).sum()):
         notes.append(f"{count} rows have no time: in splits by time they come last.")
     return times

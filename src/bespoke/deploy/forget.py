@@ -9,10 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
-from bespoke.deploy.personal import client_folder, open_run
+from bespoke.deploy.personal import client_folder, open_run, read_choices
 from bespoke.errors import UserError
 from bespoke.experiments import load_population
 from bespoke.randomness import text_key
@@ -45,22 +43,21 @@ def forget_client(run: Path, client: str) -> dict[str, Any]:
                 changed.append(str(path.relative_to(run)))
         exported = client_folder(run, client)
         if exported.is_dir():
-            flat, _ = open_arrays(exported / "model.safetensors")
-            # the parameters together are the client's; one tensor alone may be shared with others (a frozen layer)
-            traces += [leaf.contiguous().numpy().tobytes() for leaf in flat.values()] if _differs(run, exported) else []
+            traces += _own_arrays(run, exported)
             for path in exported.rglob("*"):
                 if path.is_file():
                     _overwrite(path)
             shutil.rmtree(exported)
             changed.append(str(exported.relative_to(run)))
         choices = run / "choices.json"
-        chosen = json.loads(choices.read_text(encoding="utf-8"))
+        chosen = read_choices(run)
         if chosen["own"].pop(client, None) is not None:
             write_text(choices, json.dumps(chosen))
             changed.append("choices.json")
         # the mark is a hash: the id itself need not be kept to know that it is forgotten
         write_text(run / "forgotten.json", json.dumps({"keys": [*_forgotten(run), f"{text_key(client):016x}"]}))
-        searched, left = _search(run, [trace for trace in traces if len(trace) >= SHORTEST])
+        traces = [trace for trace in traces if len(trace) >= SHORTEST]
+        searched, left = _search(run, traces)
     if left:
         raise RuntimeError(f"traces of {client!r} remain in {', '.join(left)}")
     remains = [
@@ -84,13 +81,16 @@ def forget_client(run: Path, client: str) -> dict[str, Any]:
     return receipt
 
 
-def _differs(run: Path, exported: Path) -> bool:
-    """Whether the exported model is the client's own, not simply the shared model of the checkpoint."""
-    payload = (exported / "model.safetensors").read_bytes()
-    own, _ = open_arrays(exported / "model.safetensors")
-    largest = max((leaf for name, leaf in own.items() if not name.startswith("input.")), key=torch.numel)
-    shared = b"".join(path.read_bytes() for path in (run / "checkpoints").glob("*.safetensors"))
-    return bool(payload) and largest.contiguous().numpy().tobytes() not in shared
+def _own_arrays(run: Path, exported: Path) -> list[bytes]:
+    """The exported arrays that are this client's alone: not those of the shared model or of other clients' models.
+
+    A frozen layer and the federation's means and deviations are the same for all; finding them elsewhere says nothing.
+    """
+    flat, _ = open_arrays(exported / "model.safetensors")
+    others = [*(run / "checkpoints").glob("*.safetensors"), *(run / "personal").glob("*/model.safetensors")]
+    shared = [path.read_bytes() for path in others if path.parent != exported]
+    own = [leaf.contiguous().numpy().tobytes() for leaf in flat.values()]
+    return [leaf for leaf in own if not any(leaf in other for other in shared)]
 
 
 def _drop_row(path: Path, client: int) -> bytes | None:

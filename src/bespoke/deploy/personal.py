@@ -32,9 +32,8 @@ def open_run(path: Path) -> tuple[RunFolder, ExperimentConfig]:
     """A finished run, or a clear word on what it is instead."""
     if (path / "compare.json").exists() or (path / "runs").is_dir():
         inside = sorted(p.name for p in (path / "runs").glob("*")) if (path / "runs").is_dir() else []
-        raise UserError(
-            f"{path} is a comparison; name one of its runs: {', '.join(f'{path}/runs/{n}' for n in inside[:6])}"
-        )
+        named = ", ".join(f"{path}/runs/{name}" for name in inside[:6])
+        raise UserError(f"{path} is a comparison; name one of its runs: {named or 'there is none yet'}")
     folder = RunFolder.existing(path)
     if folder.result() is None:
         raise UserError(f"{path} is unfinished; go on with: bespoke run ... --resume --out {path}")
@@ -62,7 +61,7 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
         host.load_private(folder.path / "private" / name)
     server = method.init_server(start) if found.round < 0 else found.server
     own = method.unicast(server, client)
-    choices = json.loads((folder.path / "choices.json").read_text(encoding="utf-8"))
+    choices = read_choices(folder.path)
     candidate = choices["own"].get(experiment.population.ids[client], choices["default"])
     support = experiment.split.test.support
     if not support.sizes(np.array([client]))[0]:
@@ -71,6 +70,19 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     stacked = {name: leaf[None] for name, leaf in own.items()} or None
     model = host.personal(method.broadcast(server), stacked, client, support, candidate, key)
     return model, method.candidates()[candidate]
+
+
+def read_choices(run: Path) -> dict[str, Any]:
+    """Which candidate the clients use: one for all, and those that chose for themselves."""
+    path = run / "choices.json"
+    try:
+        choices = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(choices["default"], int) and isinstance(choices["own"], dict):
+            return choices
+        problem: object = "it does not say who uses which model"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = error
+    raise UserError(f"{path} is missing or damaged ({problem}); run the experiment again in another folder")
 
 
 def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str, Any]:

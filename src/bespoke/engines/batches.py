@@ -56,52 +56,56 @@ class Sliced:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The same under vmap: rows are named by `index`, padded to the longest client, and gathered step by step.
+    """Many clients' batches for vmap: each client's rows are a stretch of a common order, padded to the longest.
 
-    Outside vmap the leaves have a dimension of clients where the comments have [clients].
+    Outside vmap the leaves marked [clients] have a dimension of clients; inside they are one client's.
     """
 
     columns: Params  # of the whole population, the same for all clients
-    index: Tensor  # (orders, steps, [clients,] batch): an order for each epoch, or one for all
-    used: Tensor  # ([clients]): rows that count in an epoch; what lies beyond is padding
-    examples: Tensor  # ([clients])
-    repeats: int
+    orders: Tensor  # (orders, rows of all clients): an order for each epoch, or one for all
+    begin: Tensor  # [clients]: where a client's rows begin in an order
+    used: Tensor  # [clients]: how many count in an epoch; what lies beyond is padding
+    examples: Tensor  # [clients]
+    size: int  # of a batch
+    steps: int  # per epoch
+    repeats: int  # epochs
     even: bool  # all clients fill all batches: no masks are needed
 
     def __len__(self) -> int:
-        return self.index.shape[1] * self.repeats
+        return self.steps * self.repeats
 
     def __getitem__(self, step: int) -> Params:
-        epoch, place = divmod(step, self.index.shape[1])
-        rows = self.index[epoch if self.index.shape[0] > 1 else 0, place]
-        return self._gathered(rows, place * rows.shape[-1])
+        epoch, place = divmod(step, self.steps)
+        return self._gathered(epoch, place * self.size, self.size)
 
-    def _gathered(self, rows: Tensor, before: int) -> Params:
-        count = rows.shape[-1]
-        mask = torch.ones(count) if self.even else (torch.arange(before, before + count) < self.used).float()
+    def _gathered(self, epoch: int, before: int, count: int) -> Params:
+        place = torch.arange(before, before + count)
+        mask = torch.ones(count)
+        if not self.even:
+            mask = (place < self.used).float()
+            place = torch.minimum(place, (self.used - 1).clamp(min=0))  # padding repeats a row, and is masked out
+        rows = self.orders[epoch if len(self.orders) > 1 else 0][self.begin + place]
         return {**{name: column[rows] for name, column in self.columns.items()}, "mask": mask}
 
     def live(self, step: int) -> float | Tensor:
-        if self.even:
-            return 1.0
-        return (self.used > step % self.index.shape[1] * self.index.shape[-1]).float()
+        return 1.0 if self.even else (self.used > step % self.steps * self.size).float()
 
     def epochs(self) -> Iterator[Stacked]:
         for epoch in range(self.repeats):
-            one = self.index[epoch : epoch + 1] if self.index.shape[0] > 1 else self.index
-            yield replace(self, index=one, repeats=1)
+            one = self.orders[epoch : epoch + 1] if len(self.orders) > 1 else self.orders
+            yield replace(self, orders=one, repeats=1)
 
     def rows(self) -> Params:
-        return self._gathered(self.index[0].flatten(), 0)
+        return self._gathered(0, 0, self.steps * self.size)
 
-    def mapped(self) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """(what differs between clients, along which dimension): the arguments of a vmapped function."""
-        return (self.index, self.used, self.examples), (2, 0, 0)
+    def mapped(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What differs between clients: the arguments of a vmapped function."""
+        return self.begin, self.used, self.examples
 
-    def of_client(self, mine: tuple[Tensor, ...]) -> Stacked:
+    def of_client(self, mine: tuple[Tensor, Tensor, Tensor]) -> Stacked:
         """Inside vmap: one client's batches from its share of `mapped`."""
-        index, used, examples = mine
-        return replace(self, index=index, used=used, examples=examples)
+        begin, used, examples = mine
+        return replace(self, begin=begin, used=used, examples=examples)
 
 
 def steps_of(sizes: Ints, batching: Batching) -> Ints:
@@ -149,21 +153,20 @@ class Orders:
     def stacked(self, columns: Params, positions: Ints) -> Stacked:
         """The batches of several clients, padded to the longest, for vmap."""
         sizes, steps = self.sizes[positions], self.steps[positions]
-        size = min(self.batching.size, max(int(sizes.max()), 1))
-        depth, width = max(int(steps.max()), 1), len(positions)
+        size, depth = min(self.batching.size, max(int(sizes.max()), 1)), max(int(steps.max()), 1)
         used = sizes
         if self.batching.drop_last:  # a client smaller than a batch keeps its only, partial one
             used = np.where(sizes < self.batching.size, sizes, steps * self.batching.size)
-        begins = (np.cumsum(self.sizes) - self.sizes)[positions]
-        place = np.arange(depth * size)
-        # padding repeats a row, and is masked out; step-major, so that what one step reads lies together
-        grid = begins[:, None] + np.minimum(place, np.maximum(used - 1, 0)[:, None])
-        orders = self.rows if len(self.rows[0]) else [np.zeros(1, dtype=np.int64)]  # nobody has rows: all is padding
-        grid = np.minimum(grid, len(orders[0]) - 1).reshape(width, depth, size).transpose(1, 0, 2)
-        index = torch.from_numpy(np.stack([rows[grid] for rows in orders]))
+        orders = np.stack(self.rows) if len(self.rows) > 1 else self.rows[0][None]
+        if not orders.shape[1]:
+            orders = np.zeros((1, 1), dtype=np.int64)  # nobody has rows: all is padding
+        begin = np.minimum((np.cumsum(self.sizes) - self.sizes)[positions], orders.shape[1] - 1)
         even = bool((used == depth * size).all())
         counts = torch.from_numpy(sizes.astype(np.float32))
-        return Stacked(columns, index, torch.from_numpy(used), counts, self.batching.epochs, even)
+        return Stacked(
+            columns, torch.from_numpy(orders), torch.from_numpy(begin), torch.from_numpy(used), counts,
+            size, depth, self.batching.epochs, even,
+        )  # fmt: skip
 
 
 def buckets(steps: Ints, chunk: int, launch_cost: float) -> list[Ints]:

@@ -264,11 +264,14 @@ def choose(
     size = count(params)
     row = sum(c[0].numel() * max(c.element_size(), 4) for n, c in population.columns.items() if n in ("x", "y"))
     batch = work.method.batching().size if work.method.trains else work.method.support_batching().size
-    fit = max(int(CACHE // (8 * size + batch * row)), 1)
+    linear = getattr(task, "has_closed_form", False)
+    compiled = linear and kernels.available()
+    # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
+    fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
     best_chunk = chunk or max(min(fit, 512), 4)
     vectorizes = getattr(task, "vectorizes", True)
     if kind == "auto":
-        if getattr(task, "has_closed_form", False):
+        if linear:
             vectorized, reason = True, "linear model"
         elif not vectorizes:
             vectorized, reason = False, "a model that cannot be vectorized"
@@ -279,7 +282,7 @@ def choose(
     else:
         if kind == "vectorized" and not vectorizes:
             raise UserError(
-                "engine.kind = 'vectorized' does not fit this model: torch.func.vmap cannot run it. Use 'looped' or 'auto'"
+                "engine.kind = 'vectorized' does not fit this model: torch.func.vmap cannot run it; use 'looped'"
             )
         vectorized, reason = kind == "vectorized", "as told"
     if workers is None:
@@ -289,9 +292,7 @@ def choose(
         workers = cores if heavy and cores > 1 else 0
     gradient: Gradient = "autograd"
     if vectorized:
-        gradient = "func"
-        if getattr(task, "has_closed_form", False):
-            gradient = "fused" if kernels.available() else "closed-form"
+        gradient = "fused" if compiled else "closed-form" if linear else "func"
     return Choice(vectorized, best_chunk if vectorized else 1, workers, 1 if workers else cores, gradient, reason)
 
 

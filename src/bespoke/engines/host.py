@@ -120,9 +120,9 @@ class Host:
         if not self.mode.vectorized:
             # one at a time, so that the memory held is one client's update, whatever the cohort
             return (positions[i : i + 1] for i in range(len(positions)))
-        # compiled descent never touches padding: then few large chunks are best
-        cost = 1e9 if self.mode.gradient == "fused" else LAUNCH_COST
-        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, cost))
+        if self.mode.gradient == "fused":  # compiled descent never touches padding: no need to sort by steps
+            return np.array_split(positions, -(-len(positions) // self.mode.chunk))
+        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, LAUNCH_COST))
 
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)
@@ -136,11 +136,15 @@ class Host:
         return new, up
 
     def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: Stacked) -> tuple[Tree, Tree]:
+        # not inherited: a subclass with other client work must say for itself that it can be stacked
+        stackable = vars(type(self.work.method)).get("stackable", False)
+        if self.mode.gradient == "fused" and stackable and not self.work.transforms:
+            return self._client_round({**shared, **own}, private, batches)
+
         def one(own: Tree, private: Tree, mine: Any) -> Any:
             return self._client_round({**shared, **own}, private, batches.of_client(mine))
 
-        values, dims = batches.mapped()
-        return torch.func.vmap(one, in_dims=(0, 0, dims))(own, private, values)
+        return torch.func.vmap(one)(own, private, batches.mapped())
 
     def _collect(self, result: Partial, clients: Ints, private: Tree, up: Tree) -> None:
         """Add what a chunk sent to the sums; leave out clients whose update is not finite."""
@@ -210,11 +214,8 @@ class Host:
             rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
             return self._scores({**shared, **own}, private, batches.of_client(mine), rows)
 
-        values, dims = batches.mapped()
         others = {name: stacked.mapped() for name, stacked in examined.items()}
-        in_dims = (0, 0, dims, {name: pair[1] for name, pair in others.items()})
-        theirs = {name: pair[0] for name, pair in others.items()}
-        return torch.func.vmap(one, in_dims=in_dims)(own, private, values, theirs)
+        return torch.func.vmap(one)(own, private, batches.mapped(), others)
 
     def personal(
         self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int

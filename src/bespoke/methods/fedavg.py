@@ -36,6 +36,7 @@ class FedAvg(Method):
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021"
     uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM}
+    stackable = True
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
 
     def init_server(self, params: Params) -> Tree:

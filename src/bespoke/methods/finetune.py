@@ -20,7 +20,9 @@ from bespoke.tensors import Params, Tree
 class FineTune(Method):
     """The shared model, trained further on the client's own data."""
 
-    lrs: tuple[float, ...] = knob((0.01, 0.03, 0.1), "learning rates to try; the best is chosen on validation data")
+    lrs: tuple[float, ...] = knob(
+        (0.01, 0.03, 0.1), "learning rates to try; the best is chosen on validation data", gt=0
+    )
     epochs: int = knob(10, "most epochs; the best is chosen on validation data", ge=1)
     every: int = knob(1, "epochs between two candidates", ge=1)
     batch_size: int = knob(32, "batch size", ge=1)

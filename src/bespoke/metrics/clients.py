@@ -103,6 +103,11 @@ def read_run(folder: Path) -> Run:
     if not path.exists():
         if any((folder / name).exists() for name in ("config.toml", "rounds.jsonl", "ledger.jsonl")):
             raise UserError(f"{path} is missing: the run is unfinished. Start it again to resume it, then report.")
+        if any((folder / name).is_dir() for name in ("runs", "tuning", "stages")):
+            raise UserError(
+                f"{folder} is an unfinished comparison (no compare.json). Start it again with --resume; or "
+                f"name those of its runs in {folder / 'runs'} that are finished"
+            )
         raise UserError(
             f"{folder} is neither a run folder (no result.json) nor a comparison folder (no compare.json); "
             "name the folder that `bespoke run` or `bespoke compare` wrote"
@@ -155,7 +160,8 @@ def _compared_folders(path: Path, compare: dict[str, Any]) -> list[Path]:
     unfinished = [folder.name for folder in folders if not (folder / "result.json").exists()]
     if unfinished:
         command = compare.get("command")
-        again = f"finish it with: {command}" if command else "finish it with the command that began it"
+        place = "" if " --out" in str(command) else f" --out {path}"
+        again = f"finish it with: {command}{place} --resume" if command else "finish it with the command that began it"
         raise UserError(
             f"{path / 'runs'} is unfinished: {len(unfinished)} of {len(folders)} runs have no result.json "
             f"({', '.join(unfinished[:4])}{', ...' if len(unfinished) > 4 else ''}); {again}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from bespoke.errors import UserError, unknown
@@ -17,6 +17,7 @@ MODELS = {
     "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
     "lstm": "embedding, LSTM layers and a dense layer, for the next token",
 }
+GIVEN = ("inputs", "outputs", "classes", "side", "channels", "vocabulary")  # a network's fields that the data decide
 
 
 def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
@@ -37,6 +38,9 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
+    if name == "cnn" and shape != "image":
+        raise UserError("model 'cnn' is for images, and these are rows of a table; use 'linear' or 'mlp'")
+    _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
     classes = len(about.get("classes", ())) or 1
@@ -48,6 +52,27 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
     if kind == "language":
         return LanguageModel(network, l2=l2)
     return Classification(network, l2=l2, hinge=name == "svm")
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Refuse an option that the model does not have, or a value that it cannot take."""
+    kind: Any = {"mlp": MLP, "cnn": CNN, "lstm": LSTM}.get(name, Linear)
+    known = ["l2", *(entry.name for entry in fields(kind) if entry.name not in GIVEN)]
+    for option, value in options.items():
+        if option not in known:
+            raise unknown("key", option, known, f"[model] of {name!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if option == "l2":
+            fits, wanted = number and 0 <= value < float("inf"), "a number of zero or more"
+        elif option == "random_init":
+            fits, wanted = isinstance(value, bool), "true or false"
+        elif isinstance(value, list | tuple) and name == "mlp":
+            fits = all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in value)
+            wanted = "a list of whole numbers, the layers' widths"
+        else:
+            fits, wanted = number and isinstance(value, int) and value > 0, "a whole number of one or more"
+        if not fits:
+            raise UserError(f"[model] of {name!r}: {option} = {value!r}: it has to be {wanted}")
 
 
 def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, options: dict[str, Any]) -> Network:

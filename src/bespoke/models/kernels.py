@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
@@ -36,35 +35,50 @@ def available() -> bool:
 def _compiled() -> Callable[..., None]:
     import numba
 
-    @numba.njit(fastmath=_LOOSE, error_model="numpy", nogil=True, cache=True)
+    @numba.njit(fastmath=True, nogil=True, cache=True)
     def clients(  # type: ignore[no-untyped-def]
-        begin, end, x, y, unit, index, used, repeats, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, loss
-    ):
-        """Clients begin..end: index is (clients, orders, steps, batch); weight and bias change in place.
+        first, last, x, y, unit, orders, begin, used, batch, repeats, weight, bias, anchor_weight, anchor_bias,
+        lr, decay, pull, loss,
+    ):  # fmt: skip
+        """Clients first..last: weight (clients, outputs, inputs) and bias (clients, outputs) change in place.
 
-        `used` is how many rows of each order count; lr, decay and pull are per client; an anchor has one row or many.
+        Client c's rows are orders[epoch, begin[c] : begin[c] + used[c]]; lr, decay and pull are per client; an anchor
+        has one row or many. Four rows go together, so that a weight is loaded once for four products; the places
+        beyond the last row repeat it with slope zero.
         """
-        orders, steps, batch = index.shape[1], index.shape[2], index.shape[3]
         outputs, inputs = weight.shape[1], weight.shape[2]
-        slope = np.empty((batch, outputs), np.float32)
-        for client in range(begin, end):
+        slope = np.empty((batch + 3, outputs), np.float32)
+        for client in range(first, last):
             w, b = weight[client], bias[client]
             anchored = min(client, anchor_weight.shape[0] - 1)
+            start, total = begin[client], used[client]
             for epoch in range(repeats):
-                order = index[client, epoch if orders > 1 else 0]
-                for step in range(steps):
-                    rows = min(batch, used[client] - step * batch)
-                    if rows <= 0:
-                        break
-                    for i in range(rows):
-                        row = x[order[step, i]]
+                order = orders[epoch if orders.shape[0] > 1 else 0]
+                for low in range(start, start + total, batch):
+                    rows = min(batch, start + total - low)
+                    end = low + rows - 1
+                    for i in range(0, rows, 4):
+                        r0 = x[order[low + i]]
+                        r1 = x[order[min(low + i + 1, end)]]
+                        r2 = x[order[min(low + i + 2, end)]]
+                        r3 = x[order[min(low + i + 3, end)]]
                         for k in range(outputs):
                             wk = w[k]
-                            total = np.float32(0)
+                            s0, s1, s2, s3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
                             for j in range(inputs):
-                                total += np.float32(row[j]) * wk[j]
-                            slope[i, k] = total * unit + b[k]
-                        target = y[order[step, i]]
+                                v = wk[j]
+                                s0 += np.float32(r0[j]) * v
+                                s1 += np.float32(r1[j]) * v
+                                s2 += np.float32(r2[j]) * v
+                                s3 += np.float32(r3[j]) * v
+                            slope[i, k] = s0
+                            slope[i + 1, k] = s1
+                            slope[i + 2, k] = s2
+                            slope[i + 3, k] = s3
+                    for i in range(rows):
+                        target = y[order[low + i]]
+                        for k in range(outputs):
+                            slope[i, k] = slope[i, k] * unit + b[k]
                         if loss == 0:
                             slope[i, 0] -= np.float32(target)
                         elif loss == 2:
@@ -74,31 +88,43 @@ def _compiled() -> Callable[..., None]:
                             top = slope[i, 0]
                             for k in range(1, outputs):
                                 top = max(top, slope[i, k])
-                            total = np.float32(0)
+                            norm = np.float32(0)
                             for k in range(outputs):
                                 slope[i, k] = np.exp(slope[i, k] - top)
-                                total += slope[i, k]
+                                norm += slope[i, k]
                             for k in range(outputs):
-                                slope[i, k] /= total
+                                slope[i, k] /= norm
                             slope[i, int(target)] -= np.float32(1)
+                    for i in range(rows, rows + 3):
+                        for k in range(outputs):
+                            slope[i, k] = np.float32(0)
                     rate = lr[client]
                     keep = np.float32(1) - rate * (decay[client] + pull[client])
                     back = rate * pull[client]
                     part = rate / np.float32(rows)
-                    for k in range(outputs):
-                        wk = w[k]
-                        if keep != np.float32(1):
-                            ak = anchor_weight[anchored, k]
+                    if keep != np.float32(1):
+                        for k in range(outputs):
                             for j in range(inputs):
-                                wk[j] = keep * wk[j] + back * ak[j]
+                                w[k, j] = keep * w[k, j] + back * anchor_weight[anchored, k, j]
                             b[k] = keep * b[k] + back * anchor_bias[anchored, k]
-                        for i in range(rows):
-                            row = x[order[step, i]]
-                            factor = part * slope[i, k]
-                            b[k] -= factor
-                            factor *= unit
+                    for i in range(0, rows, 4):
+                        r0 = x[order[low + i]]
+                        r1 = x[order[min(low + i + 1, end)]]
+                        r2 = x[order[min(low + i + 2, end)]]
+                        r3 = x[order[min(low + i + 3, end)]]
+                        for k in range(outputs):
+                            wk = w[k]
+                            f0, f1 = part * slope[i, k], part * slope[i + 1, k]
+                            f2, f3 = part * slope[i + 2, k], part * slope[i + 3, k]
+                            b[k] -= f0 + f1 + f2 + f3
+                            f0, f1, f2, f3 = f0 * unit, f1 * unit, f2 * unit, f3 * unit
                             for j in range(inputs):
-                                wk[j] -= factor * np.float32(row[j])
+                                wk[j] -= (
+                                    f0 * np.float32(r0[j])
+                                    + f1 * np.float32(r1[j])
+                                    + f2 * np.float32(r2[j])
+                                    + f3 * np.float32(r3[j])
+                                )
 
     return clients
 
@@ -108,23 +134,22 @@ def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="bespoke-descent")
 
 
-def _per_client(value: Tensor, clients: int) -> NDArray[np.float32]:
-    return np.ascontiguousarray(value.detach().float().expand(clients).numpy())
+def descend_linear(loss: str, batches: Any, weight: Tensor, bias: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+    """All steps of one client (inside vmap) or of stacked clients; rest: anchor weight and bias, lr, decay, pull."""
+    rows = batches.columns["x"], batches.columns["y"], batches.orders
+    each = batches.begin, batches.used, weight, bias, *rest
+    run = _descend if batches.begin.dim() else LinearDescent.apply
+    return run(*rows, *each, batches.size, batches.repeats, loss)
 
 
 class LinearDescent(torch.autograd.Function):
-    """repeats epochs of SGD on a linear model; (weight, bias) after them. Not differentiable."""
+    """The descent as one operation that vmap knows how to run for all clients at once. Not differentiable."""
 
     @staticmethod
-    def forward(
-        x: Tensor, y: Tensor, index: Tensor, used: Tensor, weight: Tensor, bias: Tensor, anchor_weight: Tensor,
-        anchor_bias: Tensor, lr: Tensor, decay: Tensor, pull: Tensor, repeats: int, loss: str,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        run = LinearDescent._run(
-            x, y, index[None], used[None], weight[None], bias[None], anchor_weight[None], anchor_bias[None],
-            lr[None], decay[None], pull[None], repeats, loss,
-        )  # fmt: skip
-        return run[0][0], run[1][0]
+    def forward(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *each, size, repeats, loss = arguments
+        weight, bias = _descend(x, y, orders, *(value[None] for value in each), size, repeats, loss)
+        return weight[0], bias[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -132,43 +157,36 @@ class LinearDescent(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        x, y, *each, repeats, loss = arguments
-        if in_dims[0] is not None or in_dims[1] is not None:
+        x, y, orders, *each, size, repeats, loss = arguments
+        if any(dim is not None for dim in in_dims[:3]):
             raise RuntimeError("rows must be shared by all clients")
-        count = info.batch_size
-        moved = []
-        for place, (value, dim) in enumerate(zip(each, in_dims[2:-2])):
-            batched = value[None] if dim is None else value.movedim(dim, 0)
-            shared_anchor = place in (4, 5) and dim is None  # read only: one row serves all
-            moved.append(batched if dim is not None or shared_anchor else batched.expand(count, *batched.shape[1:]))
-        index, used, weight, bias, anchor_weight, anchor_bias, lr, decay, pull = moved
-        run = LinearDescent._run(
-            x, y, index, used, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, repeats, loss
-        )  # fmt: skip
-        return run, (0, 0)
+        moved = [value if dim is None else value.movedim(dim, 0) for value, dim in zip(each, in_dims[3:])]
+        return _descend(x, y, orders, *moved, size, repeats, loss), (0, 0)
 
-    @staticmethod
-    def _run(
-        x: Tensor, y: Tensor, index: Tensor, used: Tensor, weight: Tensor, bias: Tensor, anchor_weight: Tensor,
-        anchor_bias: Tensor, lr: Tensor, decay: Tensor, pull: Tensor, repeats: int, loss: str,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        clients = len(index)
-        w, b = weight.contiguous().clone(), bias.contiguous().clone()
-        counts = used.to(torch.int64).contiguous().numpy()
-        unit = np.float32(1 / 255) if x.dtype == torch.uint8 else np.float32(1)
-        arguments = (
-            x.numpy(), y.numpy(), unit, index.numpy(), counts, repeats, w.numpy(), b.numpy(),
-            anchor_weight.contiguous().numpy(), anchor_bias.contiguous().numpy(),
-            _per_client(lr, clients), _per_client(decay, clients), _per_client(pull, clients), LOSSES[loss],
-        )  # fmt: skip
-        kernel = _compiled()
-        threads = min(torch.get_num_threads(), clients)
-        if threads == 1:
-            kernel(0, clients, *arguments)
-            return w, b
-        # contiguous shares of about equal work
-        work = np.cumsum(counts)
-        cuts = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads)
-        ends = [0, *np.minimum(cuts + 1, clients).tolist(), clients]
-        list(_threads(threads).map(lambda pair: kernel(pair[0], pair[1], *arguments), pairwise(ends)))
+
+def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """Of `begin` on, each argument has a row per client, or is the same for all and has none."""
+    begin, used, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, size, repeats, loss = arguments
+    clients = len(begin)
+    w = torch.empty(clients, *weight.shape[-2:]).copy_(weight)
+    b = torch.empty(clients, bias.shape[-1]).copy_(bias)
+    counts = used.numpy()
+    settings = (
+        x.numpy(), y.numpy(), np.float32(1 / 255) if x.dtype == torch.uint8 else np.float32(1), orders.numpy(),
+        begin.numpy(), counts, size, repeats, w.numpy(), b.numpy(),
+        anchor_weight.reshape(-1, *w.shape[1:]).numpy(), anchor_bias.reshape(-1, b.shape[1]).numpy(),
+        *(value.expand(clients).contiguous().numpy() for value in (lr, decay, pull)), LOSSES[loss],
+    )  # fmt: skip
+    kernel = _compiled()
+    threads = min(torch.get_num_threads(), clients)
+    if threads == 1:
+        kernel(0, clients, *settings)
         return w, b
+    work = np.cumsum(counts)  # contiguous shares of about equal work; the first is done by this thread
+    cuts = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads) + 1
+    ends = [0, *np.minimum(cuts, clients).tolist(), clients]
+    others = [_threads(threads - 1).submit(kernel, low, high, *settings) for low, high in pairwise(ends[1:])]
+    kernel(ends[0], ends[1], *settings)
+    for other in others:
+        other.result()
+    return w, b

@@ -68,10 +68,10 @@ class BaseTask:
     def loss(self, params: Params, batch: Params) -> Tensor:
         losses = self.example_losses(self.predict(params, batch), batch["y"])
         mask = batch["mask"]
-        value = (losses * mask).sum() / mask.sum().clamp(min=1.0)
-        if self.l2:
-            value = value + 0.5 * self.l2 * sum((p * p).sum() for p in params.values())
-        return value
+        return self._penalized((losses * mask).sum() / mask.sum().clamp(min=1.0), params)
+
+    def _penalized(self, loss: Tensor, params: Params) -> Tensor:
+        return loss + 0.5 * self.l2 * sum((p * p).sum() for p in params.values()) if self.l2 else loss
 
     def gradient(self, params: Params, batch: Params) -> Params:
         """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
@@ -87,16 +87,14 @@ class BaseTask:
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
     ) -> Params | None:
         """All of a client's steps at once in machine code, where the engine chose so; else None."""
-        if self.how != "fused" or not self.has_closed_form or not hasattr(batches, "index"):
+        if self.how != "fused" or not self.has_closed_form or not hasattr(batches, "orders"):
             return None
-        from bespoke.models.kernels import LinearDescent
+        from bespoke.models.kernels import descend_linear
 
-        start = anchor or params
-        x, y = (batches.columns[name] for name in ("x", "y"))
-        lr, decay, pull = (torch.as_tensor(value, dtype=torch.float32) for value in (lr, decay + self.l2, pull))
-        weight, bias = LinearDescent.apply(
-            x, y, batches.index, batches.used, params["weight"], params["bias"], start["weight"], start["bias"],
-            lr, decay, pull, batches.repeats, self.kernel_of(),
+        start = params if anchor is None else anchor
+        weight, bias = descend_linear(
+            self.kernel_of(), batches, params["weight"], params["bias"], start["weight"], start["bias"],
+            *(torch.as_tensor(value, dtype=torch.float32) for value in (lr, decay + self.l2, pull)),
         )  # fmt: skip
         return {"weight": weight, "bias": bias}
 
@@ -194,7 +192,8 @@ class LanguageModel(BaseTask):
 
     def loss(self, params: Params, batch: Params) -> Tensor:
         tokens = self._tokens(batch)
-        return (self._losses(self.predict(params, batch), batch["y"]) * tokens).sum() / tokens.sum().clamp(min=1.0)
+        losses = self._losses(self.predict(params, batch), batch["y"])
+        return self._penalized((losses * tokens).sum() / tokens.sum().clamp(min=1.0), params)
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         tokens = self._tokens(batch)

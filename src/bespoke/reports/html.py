@@ -7,6 +7,7 @@ The script at the end of report.html.jinja fills these in. Same folders, same by
 
 from __future__ import annotations
 
+import errno
 import html
 import json
 import math
@@ -20,6 +21,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.metrics import clients as over
 from bespoke.metrics.clients import Cells, Floats, Study
@@ -66,8 +68,10 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
     page = render_report(study, table, summarize_study(study, table))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(page, encoding="utf-8")
+        write_text(output, page)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # no mistake of the user's: exit code 1, and --resume
+            raise
         raise UserError(f"cannot write the report to {output} ({error.strerror}); choose another place") from error
     return output
 

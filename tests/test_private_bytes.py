@@ -1,0 +1,182 @@
+"""Private state never leaves: search every byte that crossed a pipe or was written outside private/ for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bespoke.data.arrays import open_arrays
+from bespoke.engines import engine as engine_module
+from bespoke.engines.engine import Choice
+from bespoke.engines.workers import Worker
+from bespoke.rounds import Experiment, Run, Stage
+from bespoke.runfolder import RunFolder
+from small_methods import LeakyDitto, SecretDitto
+from small_worlds import World, world
+
+WINDOW = 16  # bytes: four floats in a row do not occur by chance
+ROUNDS = 4
+
+
+class Wire:
+    """A pipe that keeps what crosses it, to the byte: what Connection.send and recv do, with a look in between."""
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.sent: list[bytes] = []  # to the worker
+        self.received: list[bytes] = []  # from the worker
+
+    def send(self, message: Any) -> None:
+        payload = bytes(ForkingPickler.dumps(message))
+        self.sent.append(payload)
+        self.pipe.send_bytes(payload)
+
+    def recv(self) -> Any:
+        payload = self.pipe.recv_bytes()
+        self.received.append(payload)
+        return ForkingPickler.loads(payload)
+
+    def close(self) -> None:
+        self.pipe.close()
+
+
+def windows(row: bytes) -> set[bytes]:
+    """All stretches of four floats; those that repeat a value (zeros, say) may well stand elsewhere."""
+    floats = np.frombuffer(row, dtype=np.float32)
+    places = range(len(floats) - WINDOW // 4 + 1)
+    return {
+        floats[i : i + 4].tobytes()
+        for i in places
+        if len(set(floats[i : i + 4].tolist())) == 4 and floats[i : i + 4].all()
+    }
+
+
+def found_in(haystack: bytes, needles: set[bytes]) -> set[bytes]:
+    """Which needles occur at any offset of the haystack."""
+    if len(haystack) < WINDOW:
+        return set()
+    every = np.lib.stride_tricks.sliding_window_view(np.frombuffer(haystack, np.uint8), WINDOW)
+    flat = np.ascontiguousarray(every).view(f"V{WINDOW}").ravel()
+    wanted = np.array(sorted(needles), dtype=f"V{WINDOW}")
+    # void arrays cannot be compared by isin; bytes can be, once the table is sorted as two 64-bit words
+    table = np.ascontiguousarray(flat).view([("a", "<u8"), ("b", "<u8")])
+    keys = wanted.view([("a", "<u8"), ("b", "<u8")])
+    hits = np.isin(keys["a"], table["a"])
+    return {needle.tobytes() for needle in wanted[hits] if needle.tobytes() in haystack}
+
+
+def run(
+    kind: type[SecretDitto], folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Wire], World]:
+    """A whole run with its wires tapped; private rows are kept from every checkpoint, one a round."""
+    wires: list[Wire] = []
+
+    class Tapped(Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.pipe: Any = Wire(self.pipe)
+            wires.append(self.pipe)
+
+    monkeypatch.setattr(engine_module, "Worker", Tapped)
+    place = world("linear")
+    method = kind(place.task, lr=0.1, batch_size=4)
+    experiment = Experiment(
+        "secret", place.population, place.split, place.task, (Stage(method, ROUNDS),), "mse", cohort=5
+    )  # fmt: skip
+    how = Choice(False, 1, workers, 1, "autograd", "")
+    Run(experiment, RunFolder.create(folder, ""), how=how, checkpoint_seconds=0.0).run()
+    return wires, place
+
+
+def private_rows(folder: Path) -> list[bytes]:
+    """The rows of every segment: each client's private state after each of its rounds."""
+    rows: list[bytes] = []
+    for path in sorted((folder / "private").glob("*.safetensors")):
+        rows += [row.tobytes() for row in open_arrays(path)[0]["rows"].numpy()]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def tapped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Wire]]:
+    folder = tmp_path_factory.mktemp("secret") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        wires, _ = run(SecretDitto, folder, 2, monkeypatch)
+    return folder, wires
+
+
+def secrets(folder: Path) -> set[bytes]:
+    rows = private_rows(folder)
+    assert len(rows) == 5 * ROUNDS  # everyone of every cohort
+    assert len(set(rows)) == len(rows)
+    needles = set().union(*(windows(row) for row in rows))
+    assert len(needles) > 100
+    return needles
+
+
+def test_no_private_bytes_cross_a_pipe(tapped: tuple[Path, list[Wire]]) -> None:
+    """In neither direction, in any message: rounds, checkpoints, the making and scoring of personal models."""
+    folder, wires = tapped
+    needles = secrets(folder)
+    assert len(wires) == 2
+    messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]
+    assert len(messages) >= 2 * 2 * (ROUNDS + 3)
+    assert found_in(b"\0".join(messages), needles) == set()
+
+
+def test_no_private_bytes_lie_outside_the_private_folder(tapped: tuple[Path, list[Wire]]) -> None:
+    """Server state, logs, results: the checkpoint's server file above all."""
+    folder, _ = tapped
+    needles = secrets(folder)
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "private"]
+    assert any(path.parent.name == "checkpoints" for path in files)
+    for path in files:
+        assert found_in(path.read_bytes(), needles) == set(), path
+    # and the search does find them where they belong
+    kept = b"".join(path.read_bytes() for path in (folder / "private").iterdir())
+    assert found_in(kept, needles) == needles
+
+
+def test_the_search_finds_what_is_there(tapped: tuple[Path, list[Wire]]) -> None:
+    """Positive control: one window of one row, planted at an odd offset of the true traffic."""
+    folder, wires = tapped
+    needles = secrets(folder)
+    planted = sorted(needles)[7]
+    traffic = b"".join(wires[0].received)
+    assert found_in(traffic[:101] + planted + traffic[101:], needles) == {planted}
+
+
+def test_a_method_that_sends_its_secret_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positive control: the same method, but for one declared field that carries private numbers."""
+    wires, _ = run(LeakyDitto, tmp_path / "run", 1, monkeypatch)
+    needles = secrets(tmp_path / "run")
+    leaked = found_in(b"".join(wires[0].received), needles)
+    # the 8 secret numbers make five windows a row; whatever overlaps the model stays unseen
+    assert len(leaked) == 5 * 5 * ROUNDS
+
+
+def test_in_process_the_server_sees_no_private_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pipe: what server_round is handed, and all files."""
+    seen: list[bytes] = []
+    before = SecretDitto.server_round
+
+    def watched(self: SecretDitto, server: Any, cohort: Any) -> Any:
+        seen.append(bytes(ForkingPickler.dumps(replace(cohort, sums=_arrays(cohort.sums), each=_arrays(cohort.each)))))
+        return before(self, server, cohort)
+
+    monkeypatch.setattr(SecretDitto, "server_round", watched)
+    run(SecretDitto, tmp_path / "run", 0, monkeypatch)
+    needles = secrets(tmp_path / "run")
+    assert len(seen) == ROUNDS
+    assert found_in(b"".join(seen), needles) == set()
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.parent.name != "private":
+            assert found_in(path.read_bytes(), needles) == set(), path
+
+
+def _arrays(tree: Any) -> Any:
+    return {n: _arrays(v) for n, v in tree.items()} if isinstance(tree, dict) else tree.numpy()

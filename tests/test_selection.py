@@ -1,0 +1,104 @@
+"""Choosing on validation scores, and on nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bespoke.selection import Choice, QueryScores, ValidationScores, choose
+
+# three clients, three candidates; the metric is a sum divided by the count: means are the sums over 2
+SUMS = np.array([[4.0, 2.0, 2.0], [4.0, 6.0, 6.0], [np.nan, np.nan, np.nan]])
+COUNT = np.array([[2.0] * 3, [2.0] * 3, [0.0] * 3])
+CLIENTS = np.array([10, 20, 30])
+
+
+def scores(sums: np.ndarray = SUMS, kind: type = ValidationScores) -> ValidationScores:
+    return kind(CLIENTS, {"mse": sums, "loss": sums, "count": COUNT})
+
+
+def test_choosing_on_query_rows_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="would leak"):
+        choose(scores(kind=QueryScores), "mse", True)
+
+
+def test_ties_keep_the_earlier() -> None:
+    """Over all clients every candidate has mean 2: the first wins. For client 10, candidates 1 and 2 tie: 1 wins."""
+    for lower in (True, False):
+        assert choose(scores(), "mse", lower).default == 0
+    own = choose(scores(), "mse", True, "client")
+    assert own == Choice(0, {10: 1, 20: 0})  # client 30 has no rows: it follows the common choice
+    assert own.of(CLIENTS).tolist() == [1, 0, 0]
+    assert choose(scores(), "mse", False, "client").own == {10: 0, 20: 1}
+
+
+def test_the_last_and_the_allowed() -> None:
+    assert choose(scores(), "mse", True, "last").default == 2
+    assert choose(scores(), "mse", True, "last", allowed=[0, 1]).default == 1
+    assert choose(scores(), "mse", True, "client", allowed=[1, 2]) == Choice(1, {10: 1, 20: 1})
+
+
+def test_a_candidate_that_diverged_is_never_chosen() -> None:
+    """NaN or infinite for one client: worst of all, whichever way is better."""
+    for bad in (np.nan, np.inf):
+        sums = SUMS.copy()
+        sums[0, 0] = bad
+        assert choose(scores(sums), "mse", True).default == 1
+    sums = SUMS.copy()
+    sums[1, 1] = np.nan
+    assert choose(scores(sums), "mse", False, "client").own[20] == 2
+
+
+def test_nobody_has_validation_rows() -> None:
+    nothing = np.full((3, 3), np.nan)
+    assert choose(scores(nothing), "mse", True, "client", allowed=[1, 2]) == Choice(1, {})
+
+
+def test_clients_count_alike_whatever_their_rows() -> None:
+    """Means over clients are unweighted: one client of 1000 rows does not outvote one of 2."""
+    sums = np.array([[1000.0, 3000.0], [8.0, 2.0], [0.0, 0.0]])
+    counts = np.array([[1000.0] * 2, [2.0] * 2, [0.0] * 2])
+    found = ValidationScores(CLIENTS, {"mse": sums, "count": counts})
+    assert choose(found, "mse", True).default == 1  # (1 + 4) / 2 against (3 + 1) / 2
+    assert found.at(Choice(1, {20: 0}), "mse")[:2].tolist() == [3.0, 4.0]
+    assert np.isnan(found.values("mse")[2]).all()
+
+
+SNIPPET = """
+from bespoke.data.splits import Query, Train, Validation
+from bespoke.selection import QueryScores, choose
+
+def watch(rows: Validation) -> None: ...
+
+def wrong(query: Query, train: Train, validation: Validation, scores: QueryScores) -> None:
+    watch(validation)
+    watch(query)
+    watch(train)
+    choose(scores, "mse", True)
+"""
+# torch and numpy are left out: they take half a minute to analyse, and the types in question are bespoke's own
+CONFIG = """
+[mypy]
+[mypy-torch.*,numpy.*]
+follow_imports = skip
+ignore_missing_imports = True
+"""
+
+
+def test_mypy_rejects_query_rows_where_validation_rows_are_needed(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "wrong.py").write_text(SNIPPET)
+    (tmp_path / "mypy.ini").write_text(CONFIG)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "wrong.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    errors = [line for line in done.stdout.splitlines() if line.startswith("wrong.py") and "error" in line]
+    assert [line.split(":")[1] for line in errors] == ["9", "10", "11"], done.stdout
+    assert 'has incompatible type "Query"; expected "Validation"' in errors[0]
+    assert 'has incompatible type "Train"; expected "Validation"' in errors[1]
+    assert 'has incompatible type "QueryScores"; expected "ValidationScores"' in errors[2]
