@@ -351,7 +351,7 @@ def run(
             )
         built = build(config)
         run_folder = RunFolder.create(folder, text)
-        with Bars(built.label, quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
+        with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):
                 bars.note(note)
             result = Run(built, run_folder, bars, stop=stop).run()

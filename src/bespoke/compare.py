@@ -23,7 +23,7 @@ from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population, resolved, to_toml
 from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.rounds import Experiment, Progress, Run, Silent
+from bespoke.rounds import Experiment, Interrupted, Progress, Run, Silent
 from bespoke.runfolder import FORMAT, RunFolder
 from bespoke.tensors import count
 
@@ -129,6 +129,8 @@ class Comparison:
         self, experiment: Experiment, config: ExperimentConfig, path: Path, select_only: bool = False
     ) -> dict[str, Any]:
         self._lower_is_better = experiment.lower_is_better
+        if self.stop():  # a method without rounds is never asked inside a run
+            raise Interrupted(f"stopped before {path.name}")
         text = to_toml(config)
         if (path / "config.toml").exists() and (path / "config.toml").read_bytes() != text.encode():
             raise UserError(

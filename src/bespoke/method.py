@@ -54,7 +54,7 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, step: int) -> Params: ...
-    def live(self, step: int) -> float | Tensor: ...  # 1.0, or 0.0 for a step that only fills up the longest client's
+    def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
     def epochs(self) -> Iterator[Batches]: ...
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
@@ -79,7 +79,6 @@ class Method:
     """Defaults: one model in the server, nothing private, the global model for everyone."""
 
     task: Task
-
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     uplink: ClassVar[dict[str, Reveal]] = {}
@@ -88,11 +87,9 @@ class Method:
     personal: ClassVar[str] = "the global model itself"  # what a client ends up with
     unseen: ClassVar[str] = "a client that never trained gets the global model"
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
-    stackable: ClassVar[bool] = False  # client_round takes stacked clients too: only descent and elementwise arithmetic
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
 
-    # -- server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params) -> Tree:
         return {"params": params}
 
@@ -111,7 +108,6 @@ class Method:
         """The model that the next stage starts from."""
         return server["params"]
 
-    # -- client ----------------------------------------------------------------------------------------------------
     def batching(self) -> Batching:
         """Minibatches of a training round."""
         return Batching()
@@ -120,11 +116,12 @@ class Method:
         """What a client holds before its first round."""
         return {}
 
+    stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
+
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         """One round on one client: (new private state, what it sends)."""
         raise NotImplementedError(f"{self.name} has no training rounds")
 
-    # -- personal models -------------------------------------------------------------------------------------------
     def support_batching(self) -> Batching:
         """Minibatches of the rows a client adapts on."""
         return Batching()

@@ -9,7 +9,28 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """As many as fit beside each other: a bar that is cut off says nothing."""
+    what, done, left, note = (
+        TextColumn("{task.description:<34}" if width >= 100 else "{task.description:<24}"),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    if width >= 100:
+        return [what, BarColumn(), done, TimeElapsedColumn(), left, note]
+    return [what, BarColumn(16), done, left, note] if width >= 80 else [what, done, left]
 
 
 class Bars:
@@ -19,11 +40,10 @@ class Bars:
         self.console = Console(stderr=True, quiet=quiet)
         self.title = title
         self.bars = Progress(
-            TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-            console=self.console, transient=True, disable=quiet or not self.console.is_terminal,
+            *_columns(self.console.width), console=self.console, transient=True,
+            disable=quiet or not self.console.is_terminal,
         )  # fmt: skip
-        self.task = self.bars.add_task(escape(title), total=None, note="")
+        self.task = self.bars.add_task("reading the data", total=None, note="")
         self.said = ""
 
     def __enter__(self) -> Bars:

@@ -88,6 +88,9 @@ class Host:
         task: Any = work.method.task
         self.work = replace(work, method=replace(work.method, task=task.differentiated(self.mode.gradient)))
         self.private = PrivateTable(work.method.init_private(params))
+        # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
+        compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
+        self.stacks = compiled and work.method.stackable and not work.transforms
 
     # -- training ----------------------------------------------------------------------------------------------------
     def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int) -> Partial:
@@ -136,9 +139,7 @@ class Host:
         return new, up
 
     def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: Stacked) -> tuple[Tree, Tree]:
-        # not inherited: a subclass with other client work must say for itself that it can be stacked
-        stackable = vars(type(self.work.method)).get("stackable", False)
-        if self.mode.gradient == "fused" and stackable and not self.work.transforms:
+        if self.stacks:
             return self._client_round({**shared, **own}, private, batches)
 
         def one(own: Tree, private: Tree, mine: Any) -> Any:

@@ -36,7 +36,6 @@ class FedAvg(Method):
     name = "fedavg"
     paper = "McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021"
     uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM}
-    stackable = True
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
 
     def init_server(self, params: Params) -> Tree:
@@ -44,6 +43,11 @@ class FedAvg(Method):
 
     def batching(self) -> Batching:
         return Batching(self.batch_size, self.epochs, drop_last=self.drop_last, shuffle=self.shuffle)
+
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        # a subclass with other client work has to say so for itself
+        return not self.momentum and type(self).client_round is FedAvg.client_round
 
     def train(self, start: Params, batches: Batches) -> Params:
         """Local training; FedProx and others put their own in its place."""

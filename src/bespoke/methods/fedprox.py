@@ -21,7 +21,6 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     paper = "Li et al., MLSys 2020"
-    stackable = True
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "mu": (0.01, 0.1, 1.0)}
 
     def train(self, start: Params, batches: Batches) -> Params:

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# reorder sums as hardware likes, but keep NaN and infinity: a client that diverges must be seen to do so
+FAST = {"reassoc", "contract", "arcp", "nsz"}
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
 # all of fastmath but `nnan` and `ninf`: a client that is not finite has to come out as such, to be left out
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
@@ -35,7 +37,7 @@ def available() -> bool:
 def _compiled() -> Callable[..., None]:
     import numba
 
-    @numba.njit(fastmath=True, nogil=True, cache=True)
+    @numba.njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
     def clients(  # type: ignore[no-untyped-def]
         first, last, x, y, unit, orders, begin, used, batch, repeats, weight, bias, anchor_weight, anchor_bias,
         lr, decay, pull, loss,
