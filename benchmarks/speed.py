@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+import population
 from peers import processes, workloads
 from peers.protocol import CORES
 
@@ -64,14 +65,14 @@ CONTESTANTS = {  # In the order of turns: the reference comes first, because the
 OURS, REFERENCE = "bespoke", "loop"
 
 # How many times as fast as the peer bespoke means to be. Centralised training does the arithmetic without any
-# federation, so there the aim is to take at most 1.2 times as long.
+# federation; single-threaded workers can still beat its two threads.
 ABOVE_ALL = {name: 1.0 for name in CONTESTANTS if name != OURS}
 TARGETS: dict[str, dict[str, float]] = {
     "w1": {"flower": 80, "pfl": 15, "fedjax": 5, "fedjax-older": 5},
-    "w2": {**ABOVE_ALL, "centralised": 1 / 1.2},
+    "w2": {**ABOVE_ALL, "centralised": 1.2},
     "w3": {"pfl": 75, "flower": 200},
     "w3b": {"pfl": 75, "flower": 200},
-    "w4": {**ABOVE_ALL, "centralised": 1 / 1.2},
+    "w4": {**ABOVE_ALL, "centralised": 1.2},
 }
 
 
@@ -280,6 +281,7 @@ class Report:
     """By workload."""
     command: str
     repeats: int
+    cache: Path
 
 
 def machine() -> str:
@@ -297,8 +299,8 @@ per second. All peers compute the same update from the same tensors, which is ch
 thread; `centralised` is SGD over the same minibatches on one model with two threads, without any federation.
 
 Clients/s is the median over turns, with the range. The ratio is that of bespoke to the peer, and the target the least
-that it should be; 0.833 against `centralised` means at most 1.2 times as long. The first round includes compilation
-where there is any; it is not in the median. Memory is the sum of the peaks of all processes of a peer.
+that it should be. The first round includes compilation where there is any; it is not in the median. Memory is the sum
+of the peaks of all processes of a peer.
 
 - Machine: {machine()}
 - Turns for each peer: {report.repeats}
@@ -342,7 +344,11 @@ def speed_table(workload: str, results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-SECTIONS: list[Callable[[Report], str]] = [introduction, speed_tables]
+def population_table(report: Report) -> str:
+    return population.table(population.measure(report.cache))
+
+
+SECTIONS: list[Callable[[Report], str]] = [introduction, speed_tables, population_table]
 """The document's parts, in order. A further measurement is a further function here."""
 
 
@@ -413,7 +419,7 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     cache = arguments.cache.resolve()
     peers = [name for name in CONTESTANTS if name in arguments.peers or name == REFERENCE]
-    report = Report({}, displayed_command(), arguments.repeats)
+    report = Report({}, displayed_command(), arguments.repeats, arguments.cache)
     for name in arguments.workloads:
         report.results[name] = Race(name, peers, cache).run(arguments.repeats)
     document = "\n\n".join(section(report) for section in SECTIONS) + "\n"
@@ -424,7 +430,7 @@ def main() -> None:
         print(document)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"machine": machine(), **asdict(report)}, indent=1) + "\n")
+        arguments.json.write_text(json.dumps({"machine": machine(), **asdict(report)}, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

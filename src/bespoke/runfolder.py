@@ -52,6 +52,9 @@ class RunFolder:
     def create(cls, path: Path, config: str) -> RunFolder:
         """A new folder, or one in which this very experiment was begun."""
         folder = cls(path)
+        begun = path / "config.toml"
+        if begun.is_file() and begun.read_bytes() != config.encode():
+            raise UserError(f"{path} already holds another experiment than this one; choose another folder")
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config)

@@ -344,7 +344,7 @@ def test_candidates_are_as_many_as_models(method: str) -> None:
     params = start(place)
     server = made.init_server(params)
     down = {**made.broadcast(server), **made.unicast(server, 5)}
-    models = list(made.personalize(down, made.init_private(params), orders.sliced(place.population.columns, 0)))
+    models = list(made.personalize(down, made.init_private(params), orders.sliced(0)))
     assert len(models) == len(made.candidates())
     assert len(set(made.candidates())) == len(models)
     scores = reference("linear", method).scores["query"]["count"]

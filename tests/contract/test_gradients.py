@@ -124,16 +124,16 @@ def population_for(kind: str, sizes: tuple[int, ...], inputs: int, seed: int) ->
     return Population.build(dict(columns), owners(sizes))
 
 
-def one_by_one(task: BaseTask, orders: Orders, columns: Params, start: Params, **terms: object) -> list[Params]:
+def one_by_one(task: BaseTask, orders: Orders, start: Params, **terms: object) -> list[Params]:
     return [
-        descend(task, start, orders.sliced(columns, i), **terms)  # type: ignore[arg-type]
-        for i in range(len(orders.clients))
+        descend(task, start, orders.sliced(i), **terms)  # type: ignore[arg-type]
+        for i in range(len(orders.sizes))
     ]
 
 
-def at_once(task: BaseTask, orders: Orders, columns: Params, start: Params, **terms: object) -> Params:
+def at_once(task: BaseTask, orders: Orders, start: Params, **terms: object) -> Params:
     """All clients in one vmap, padded to the longest."""
-    stacked = orders.stacked(columns, np.arange(len(orders.clients)))
+    stacked = orders.stacked(np.arange(len(orders.sizes)))
     run = torch.func.vmap(lambda mine: descend(task, start, stacked.of_client(mine), **terms))  # type: ignore[arg-type]
     return run(stacked.mapped())
 
@@ -161,9 +161,9 @@ def test_descents_agree(
     start = task.init(seed)
     anchor = None if pull is None else task.init(seed + 1)
     terms = {"lr": 0.05, "weight_decay": decay, "anchor": anchor, "pull": pull or 0.0, "momentum": momentum}
-    expected = one_by_one(task.differentiated("autograd"), orders, population.columns, start, **terms)
+    expected = one_by_one(task.differentiated("autograd"), orders, start, **terms)
     for how in ("closed-form", "fused"):
-        found = at_once(task.differentiated(how), orders, population.columns, start, **terms)
+        found = at_once(task.differentiated(how), orders, start, **terms)
         for place, model in enumerate(expected):
             close({name: leaf[place] for name, leaf in found.items()}, model, 2e-5)
 
@@ -173,9 +173,9 @@ def test_fused_without_vmap() -> None:
     population = population_for("squares", (5, 3), 2, 1)
     orders = Orders.draw(everything(population), np.array([0, 1]), Batching(2, 2), key=1)
     task = task_of("squares", 2, 0.1)
-    single = share_of(orders.stacked(population.columns, np.array([0, 1])), 1)
+    single = share_of(orders.stacked(np.array([0, 1])), 1)
     found = descend(task.differentiated("fused"), task.init(1), single, lr=0.1)
-    close(found, descend(task, task.init(1), orders.sliced(population.columns, 1), lr=0.1))
+    close(found, descend(task, task.init(1), orders.sliced(1), lr=0.1))
 
 
 @given(sizes=sizes, batching=batchings, key=st.integers(0, 999))
@@ -186,10 +186,10 @@ def test_both_forms_of_batches_hold_the_same_rows(sizes: tuple[int, ...], batchi
     population = Population.build({"x": torch.arange(total), "y": torch.arange(total)}, owners(sizes))
     clients = np.arange(len(sizes))
     orders = Orders.draw(everything(population), clients, batching, key)
-    stacked = orders.stacked(population.columns, clients)
+    stacked = orders.stacked(clients)
     assert (orders.steps == steps_of(np.array(sizes), batching)).all()
     for client in clients:
-        sliced: Sliced = orders.sliced(population.columns, client)
+        sliced: Sliced = orders.sliced(client)
         mine = share_of(stacked, int(client))
         exact = [sliced[step]["x"].tolist() for step in range(len(sliced))]
         padded = []
@@ -214,7 +214,7 @@ def test_reshuffle_changes_the_order_of_epochs_and_only_that() -> None:
     population = Population.build({"x": torch.arange(40), "y": torch.arange(40)}, owners((40,)))
     for reshuffle in (True, False):
         orders = Orders.draw(everything(population), np.array([0]), Batching(40, 2, reshuffle), key=1)
-        first, second = (e.rows()["x"].tolist() for e in orders.sliced(population.columns, 0).epochs())
+        first, second = (e.rows()["x"].tolist() for e in orders.sliced(0).epochs())
         assert (first != second) == reshuffle
         assert sorted(first) == sorted(second) == list(range(40))
 
@@ -270,7 +270,7 @@ def test_only_restricts_what_moves() -> None:
     orders = Orders.draw(everything(population), np.array([0]), Batching(2), key=1)
     task = Classification(MLP(3, 3, (4,)))
     start = task.init(1)
-    batches = orders.sliced(population.columns, 0)
+    batches = orders.sliced(0)
     moved = subtract(descend(task, start, batches, lr=0.1, only=("head.",), momentum=0.5), start)
     assert {name for name, leaf in moved.items() if leaf.abs().max() > 0} == {"head.weight", "head.bias"}
     everything_moved = subtract(descend(task, start, batches, lr=0.1), start)

@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -51,6 +52,27 @@ def settle(temporary: Path, path: Path) -> None:
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+class RowReader:
+    """Reads stretches of rows of a safetensors file into memory of their own, without mapping the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = open(path, "rb", buffering=0)  # noqa: SIM115  (lives as long as the reader)
+        length = int.from_bytes(self.file.read(8), "little")
+        header = json.loads(self.file.read(length))
+        self.places = {n: 8 + length + entry["data_offsets"][0] for n, entry in header.items() if n != "__metadata__"}
+
+    def read(self, name: str, column: Tensor, begins: list[int], sizes: list[int]) -> Tensor:
+        """Rows begin ... begin + size of each pair, one after the other; `column` tells their shape and type."""
+        width = column[0].numel() * column.element_size()
+        rows = torch.empty((sum(sizes), *column.shape[1:]), dtype=column.dtype)
+        into = rows.numpy().reshape(-1).view(np.uint8).data
+        place = 0
+        for begin, size in zip(begins, sizes):
+            os.preadv(self.file.fileno(), [into[place : place + size * width]], self.places[name] + begin * width)
+            place += size * width
+        return rows
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

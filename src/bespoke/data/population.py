@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from bespoke.data.arrays import open_arrays, write_arrays, write_text
+from bespoke.data.arrays import RowReader, open_arrays, write_arrays, write_text
 from bespoke.errors import UserError
 from bespoke.randomness import client_keys
 
@@ -60,6 +60,7 @@ class Population:
     group: NDArray[np.int64] | None = None  # per client, an index into `groups`
     groups: Sequence[str] = ()
     about: dict[str, Any] = field(default_factory=dict)  # name, task, features, notes: JSON
+    reader: RowReader | None = None  # reads rows of cohorts from disk; without it the columns are in memory
 
     @classmethod
     def build(
@@ -141,6 +142,19 @@ class Population:
             self.about,
         )
 
+    def fetch(self, clients: NDArray[np.int64], names: Sequence[str]) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
+        """Columns that hold these clients' rows, and how far each client's rows have moved in them.
+
+        In memory that is the columns themselves. From disk the rows are read rather than mapped: a map would count the
+        neighbours of every row ever touched as memory, and the more so the larger the population.
+        """
+        if self.reader is None:
+            return {name: self.columns[name] for name in names}, np.zeros_like(clients)
+        begins, sizes = self.offsets[clients], self.sizes(clients)
+        pairs = begins.tolist(), sizes.tolist()
+        fetched = {name: self.reader.read(name, self.columns[name], *pairs) for name in names}
+        return fetched, np.cumsum(sizes) - sizes - begins
+
     def save(self, folder: Path) -> None:
         """Write to a folder that `open` maps."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,8 +173,11 @@ class Population:
         write_text(folder / "population.json", json.dumps(about, indent=1))
 
     @classmethod
-    def open(cls, folder: Path) -> Population:
-        """Map a saved population; reads the header and nothing else."""
+    def open(cls, folder: Path, resident: bool = False) -> Population:
+        """Open a saved population; reads the header and nothing else.
+
+        resident: rows stay in memory once touched, which is faster where all clients take part again and again.
+        """
         path = folder / "population.json"
         try:
             meta = json.loads(path.read_text(encoding="utf-8"))
@@ -171,8 +188,9 @@ class Population:
         if meta.get("format") != FORMAT:
             raise UserError(f"{path} has format {meta.get('format')!r}; this version of bespoke reads {FORMAT}")
         columns, _ = open_arrays(folder / "columns.safetensors")
+        reader = None if resident else RowReader(folder / "columns.safetensors")
         clients, _ = open_arrays(folder / "clients.safetensors")
         arrays = {name: array.numpy() for name, array in clients.items()}
         names = Names(arrays["id_text"], arrays["id_ends"])
         keys = arrays["keys"].view(np.uint64)
-        return cls(columns, arrays["offsets"], names, keys, arrays.get("group"), meta["groups"], meta["about"])
+        return cls(columns, arrays["offsets"], names, keys, arrays.get("group"), meta["groups"], meta["about"], reader)

@@ -119,7 +119,7 @@ def steps_of(sizes: Ints, batching: Batching) -> Ints:
 class Orders:
     """The rows of some clients in the order they are to be used: one concatenated list per epoch."""
 
-    clients: Ints
+    columns: Params
     sizes: Ints
     rows: list[Ints]  # one entry, or one per epoch
     batching: Batching
@@ -128,29 +128,32 @@ class Orders:
     def draw(cls, part: Rows, clients: Ints, batching: Batching, key: int | None) -> Orders:
         """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
         rows, sizes = part.of(clients)
+        columns, shift = part.population.fetch(clients, ("x", "y"))
+        if shift.any():
+            rows = rows + np.repeat(shift, sizes)
         if key is None or not batching.shuffle:
-            return cls(clients, sizes, [rows], batching)
+            return cls(columns, sizes, [rows], batching)
         starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
         keys = part.population.keys[clients]
         rounds = batching.epochs if batching.reshuffle else 1
         orders = [rows[starts + shuffles(mix(key, epoch), keys, sizes)] for epoch in range(rounds)]
-        return cls(clients, sizes, orders, batching)
+        return cls(columns, sizes, orders, batching)
 
     @property
     def steps(self) -> Ints:
         return steps_of(self.sizes, self.batching)
 
-    def sliced(self, columns: Params, position: int) -> Sliced:
+    def sliced(self, position: int) -> Sliced:
         """One client's batches, for the loop."""
         size, begin = int(self.sizes[position]), int(self.sizes[:position].sum())
         steps = int(self.steps[position])
         used = min(size, steps * self.batching.size) if self.batching.drop_last else size
         index = torch.from_numpy(np.stack([rows[begin : begin + used] for rows in self.rows]))
-        data = {n: column[index.flatten()].unflatten(0, index.shape) for n, column in columns.items()}
+        data = {n: column[index.flatten()].unflatten(0, index.shape) for n, column in self.columns.items()}
         data["mask"] = torch.ones(index.shape)
         return Sliced(data, self.batching.size, self.batching.epochs, torch.tensor(float(size)), steps)
 
-    def stacked(self, columns: Params, positions: Ints) -> Stacked:
+    def stacked(self, positions: Ints) -> Stacked:
         """The batches of several clients, padded to the longest, for vmap."""
         sizes, steps = self.sizes[positions], self.steps[positions]
         size, depth = min(self.batching.size, max(int(sizes.max()), 1)), max(int(steps.max()), 1)
@@ -164,7 +167,7 @@ class Orders:
         even = bool((used == depth * size).all())
         counts = torch.from_numpy(sizes.astype(np.float32))
         return Stacked(
-            columns, torch.from_numpy(orders), torch.from_numpy(begin), torch.from_numpy(used), counts,
+            self.columns, torch.from_numpy(orders), torch.from_numpy(begin), torch.from_numpy(used), counts,
             size, depth, self.batching.epochs, even,
         )  # fmt: skip
 

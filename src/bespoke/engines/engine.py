@@ -287,7 +287,13 @@ def choose(
         vectorized, reason = kind == "vectorized", "as told"
     if workers is None:
         # starting workers costs seconds: worth it where a round is heavy
-        steps = int(steps_of(population.sizes()[:2000], work.method.batching()).mean() * cohort) + 1
+        steps = (
+            int(
+                steps_of(population.sizes(np.arange(min(len(population), 2000))), work.method.batching()).mean()
+                * cohort
+            )
+            + 1
+        )
         heavy = not vectorized and size * steps * batch > 2e9
         workers = cores if heavy and cores > 1 else 0
     gradient: Gradient = "autograd"

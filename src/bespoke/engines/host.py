@@ -80,7 +80,6 @@ class Host:
 
     def __init__(self, population: Population, mode: Mode) -> None:
         self.population, self.mode = population, mode
-        self.columns: Params = {n: c for n, c in population.columns.items() if n in ("x", "y")}
         self.private = PrivateTable({})
 
     def open(self, work: ClientWork, params: Params) -> None:
@@ -105,10 +104,10 @@ class Host:
             private = self.private.read(chosen)
             mine = take(own, torch.from_numpy(positions)) if own else {}
             if self.mode.vectorized:
-                new, up = self._vectorized_round(shared, mine, private, orders.stacked(self.columns, positions))
+                new, up = self._vectorized_round(shared, mine, private, orders.stacked(positions))
             else:
                 rounds = (
-                    self._client_round({**shared, **take(mine, i)}, take(private, i), orders.sliced(self.columns, p))
+                    self._client_round({**shared, **take(mine, i)}, take(private, i), orders.sliced(p))
                     for i, p in enumerate(positions)
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
@@ -188,8 +187,8 @@ class Host:
                 pieces.append((positions, self._vectorized_scores(shared, mine, private, orders, scored, positions)))
                 continue
             one = [
-                self._scores({**shared, **take(mine, i)}, take(private, i), orders.sliced(self.columns, p),
-                             {name: rows.sliced(self.columns, p).rows() for name, rows in scored.items()})
+                self._scores({**shared, **take(mine, i)}, take(private, i), orders.sliced(p),
+                             {name: rows.sliced(p).rows() for name, rows in scored.items()})
                 for i, p in enumerate(positions)
             ]  # fmt: skip
             pieces.append((positions, stack(one)))
@@ -208,8 +207,8 @@ class Host:
     def _vectorized_scores(
         self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints
     ) -> dict[str, dict[str, Tensor]]:
-        batches = orders.stacked(self.columns, positions)
-        examined = {name: part.stacked(self.columns, positions) for name, part in scored.items()}
+        batches = orders.stacked(positions)
+        examined = {name: part.stacked(positions) for name, part in scored.items()}
 
         def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
             rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
@@ -224,9 +223,7 @@ class Host:
         """One client's personal model: the chosen candidate, made anew."""
         orders = Orders.draw(support, np.array([client]), self.work.method.support_batching(), key)
         mine = take(own, 0) if own else {}
-        made = self.work.method.personalize(
-            {**shared, **mine}, take(self.private.read([client]), 0), orders.sliced(self.columns, 0)
-        )
+        made = self.work.method.personalize({**shared, **mine}, take(self.private.read([client]), 0), orders.sliced(0))
         for place, model in enumerate(made):
             if place == candidate:
                 return model

@@ -59,7 +59,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
     torch.set_num_threads(mode.threads)
-    host = Host(Population.open(folder), mode)
+    host = Host(Population.open(folder, resident=True), mode)
     while True:
         try:
             name, arguments = pipe.recv()

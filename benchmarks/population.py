@@ -1,0 +1,96 @@
+"""Does a round cost more when the population is larger? 1,000 against 1,000,000 clients on disk, the same cohort.
+
+Each size runs in processes of its own, in turns, so that peak memory is that of one size alone and noise hits both.
+`speed.py` puts the result into docs/speed.md; alone: python benchmarks/population.py
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from peers import processes
+
+SIZES = (1_000, 1_000_000)
+ROWS, FEATURES, COHORT, ROUNDS, TURNS = 10, 20, 100, 200, 3
+
+
+def folder(cache: Path, clients: int) -> Path:
+    return cache / f"population-{clients}"
+
+
+def child(path: Path) -> dict[str, float]:
+    """Open the population, draw cohorts, train; in a process of its own."""
+    from bespoke.data.population import Population
+    from bespoke.data.splits import everything
+    from bespoke.engines.engine import Engine, choose
+    from bespoke.engines.host import ClientWork
+    from bespoke.methods import FedAvg
+    from bespoke.models import build_task
+    from bespoke.sampling import Sampler
+
+    begin = time.perf_counter()
+    population = Population.open(path)
+    opened = time.perf_counter() - begin
+    train = everything(population)
+    task = build_task(population.about)
+    method = FedAvg(task, lr=0.05, batch_size=5)
+    params = task.init(0)
+    work = ClientWork(method, train)
+    sampler = Sampler(train, seed=0, size=COHORT)
+    seconds = []
+    with Engine(population, choose(population, work, params, COHORT, workers=0)) as engine:
+        engine.open(work, params)
+        server = method.init_server(params)
+        for number in range(ROUNDS):
+            begin = time.perf_counter()
+            outcome = engine.round(server, sampler.draw(number).reported, number)
+            server = method.server_round(server, outcome.cohort)
+            seconds.append(time.perf_counter() - begin)
+    return {
+        "open_ms": 1e3 * opened,
+        "round_ms": 1e3 * statistics.median(seconds),
+        "peak_mb": processes.peak_rss_mb(os.getpid()),
+    }
+
+
+def measure(cache: Path) -> dict[int, dict[str, float]]:
+    """Medians over turns for each size."""
+    from bespoke.data.synthetic import write_large
+
+    cache.mkdir(parents=True, exist_ok=True)
+    for clients in SIZES:
+        if not (folder(cache, clients) / "population.json").exists():
+            write_large(folder(cache, clients), clients, ROWS, FEATURES, seed=0)
+    found: dict[int, list[dict[str, float]]] = {clients: [] for clients in SIZES}
+    for _ in range(TURNS):
+        for clients in SIZES:
+            command = [sys.executable, __file__, "--child", str(folder(cache, clients))]
+            found[clients].append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+    return {c: {name: statistics.median(t[name] for t in turns) for name in turns[0]} for c, turns in found.items()}
+
+
+def table(found: dict[int, dict[str, float]]) -> str:
+    small, large = (found[clients] for clients in SIZES)
+    lines = [
+        "## Size of the population",
+        "",
+        f"{COHORT} clients a round, {ROWS} rows of {FEATURES} features each, linear regression, population on disk; "
+        f"medians of {TURNS} processes of {ROUNDS} rounds. Target: within 10 %.",
+        "",
+        "| clients | opening ms | round ms | peak MB |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
+    lines += [f"| {c:,} | {f['open_ms']:.2f} | {f['round_ms']:.2f} | {f['peak_mb']:.0f} |" for c, f in found.items()]
+    ratios = " | ".join(f"{large[name] / small[name]:.2f}" for name in ("round_ms", "peak_mb"))
+    return "\n".join([*lines, f"| ratio | | {ratios} |"])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(child(Path(sys.argv[2]))))
+    else:
+        print(table(measure(Path(__file__).resolve().parent.parent / ".cache" / "speed")))

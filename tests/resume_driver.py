@@ -1,0 +1,152 @@
+"""Runs experiments in forked children and kills them: from outside after a while, or from inside at a chosen event.
+
+A process of its own that imports torch once and has no threads, so that it can fork. It reads a job (JSON) a line and
+answers with what became of it. Events are what the run does to its folder, numbered in order; a kill "at" an event
+comes before it, in the middle of it, or after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespoke.data.sources import load_source
+from bespoke.data.splits import cross_silo
+from bespoke.engines.engine import Choice, Engine
+from bespoke.engines.host import ClientWork
+from bespoke.methods import FedAvg, FineTune
+from bespoke.models.networks import Linear
+from bespoke.models.task import Regression
+from bespoke.rounds import Experiment, Run, Stage
+from bespoke.runfolder import RunFolder
+from small_methods import SmallDitto
+
+CONFIG = 'label = "killed"\n'
+
+
+def experiment(plan: str) -> Experiment:
+    population = load_source("synthetic", clients=12, examples=10, features=3, uneven=0.8, seed=1)
+    split = cross_silo(population, (0.6, 0.2, 0.2), seed=1)
+    task = Regression(Linear(3))
+    first = Stage(FedAvg(task, lr=0.05, batch_size=4), 4)
+    if plan == "finetune":
+        last = Stage(FineTune(task, lrs=(0.1, 0.01), epochs=3, batch_size=4), 0)
+    else:  # cohorts of 4 of 12: some clients meet the stateful method early, some late, some never
+        last = Stage(SmallDitto(task, lr=0.05, batch_size=4), 5)
+    return Experiment(
+        plan, population, split, task, (first, last), "mse", seed=3, cohort=4, evaluate_every=2,
+        sampling={"dropout": 0.2},
+    )  # fmt: skip
+
+
+def choice(workers: int) -> Choice:
+    return Choice(True, 4, workers, 1, "fused", "for the tests")
+
+
+def run(job: dict[str, Any]) -> None:
+    folder = RunFolder.create(pathlib.Path(job["folder"]), CONFIG)
+    with folder.locked():
+        Run(experiment(job["plan"]), folder, how=choice(job["workers"]), checkpoint_seconds=job["seconds"]).run()
+
+
+class Events:
+    """Counts what is done to the folder, and dies at the event it was told."""
+
+    def __init__(self, at: int | None, when: str) -> None:
+        self.at, self.when = at, when
+        self.seen: list[str] = []
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def due(self, name: str) -> bool:
+        self.seen.append(name)
+        return len(self.seen) - 1 == self.at
+
+    def install(self) -> None:
+        replace, truncate, unlink, append = os.replace, os.truncate, pathlib.Path.unlink, RunFolder.append
+        events = self
+
+        def wrapped(name: str, function: Any, middle: Any) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                due = events.due(name)
+                if due and events.when == "before":
+                    events.die()
+                if due and events.when == "amid":
+                    middle(*arguments)
+                    events.die()
+                result = function(*arguments, **named)
+                if due:
+                    events.die()
+                return result
+
+            return call
+
+        def half_written(temporary: Any, target: Any) -> None:
+            truncate(temporary, os.path.getsize(temporary) // 2)  # as if killed while writing it
+
+        def half_a_line(self: RunFolder, log: str, entry: dict[str, Any]) -> None:
+            text = json.dumps(entry)
+            with open(self.path / log, "a", encoding="utf-8") as file:
+                file.write(text[: len(text) // 2])
+
+        os.replace = wrapped("replace", replace, half_written)
+        os.truncate = wrapped("truncate", truncate, lambda *_: None)
+        pathlib.Path.unlink = wrapped("unlink", unlink, lambda *_: None)  # type: ignore[method-assign]
+        RunFolder.append = wrapped("append", append, half_a_line)  # type: ignore[method-assign]
+
+
+def in_child(job: dict[str, Any]) -> None:
+    # a worker process is started from this script's path: fork has not changed that
+    events = Events(job.get("at"), job.get("when", "before"))
+    events.install()
+    run(job)
+    if job.get("census"):
+        pathlib.Path(job["census"]).write_text(json.dumps(events.seen))
+
+
+def play(job: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            in_child(job)
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    if job.get("delay") is not None:
+        time.sleep(job["delay"])
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return {"code": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - began}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    # compile the descent here, once for all children
+    ready = experiment("ditto")
+    params = ready.task.init(0)
+    with Engine(ready.population, choice(0)) as engine:
+        for stage in ready.stages:
+            engine.open(ClientWork(stage.method, ready.split.train), params)
+            engine.round(stage.method.init_server(params), np.arange(4), 0)
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(play(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
