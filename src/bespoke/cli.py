@@ -122,10 +122,12 @@ def _resumable(folder: Path) -> Iterator[None]:
         if folder.exists():
             error.add_note(f"Nothing finished is lost; afterwards go on with: {again}")
         raise
-    except Exception as error:
-        if type(error).__name__ != "Interrupted":  # of bespoke.rounds, which is heavy to import
-            raise
-        raise Stopped(f"{error}; go on with: {again}") from None
+    except Exception as error:  # the two by name: their modules are heavy to import
+        if type(error).__name__ == "Interrupted":
+            raise Stopped(f"{error}; go on with: {again}") from None
+        if type(error).__name__ == "WorkerFailed":
+            error.add_note(f"Nothing finished is lost; go on with: {again}")
+        raise
 
 
 @app.command()
@@ -523,6 +525,9 @@ def _outcome() -> int:
         _say(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
         return 1
     except Exception as error:
+        if type(error).__name__ == "WorkerFailed":
+            _say(_with_notes(f"bespoke: {error}", error))
+            return 1
         if not hasattr(error, "format_message"):
             raise
         return _misused(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
-from bespoke.data.splits import Query, Support, Train, Validation
+from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Transform
@@ -25,6 +25,7 @@ from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, add, finite_rows, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
+AnyRows = TypeVar("AnyRows", bound=Rows)
 Scores = dict[str, dict[str, NDArray[np.float64]]]  # part -> metric sum -> (clients, candidates)
 
 WHOLE = Batching(size=2**31)  # all of a client's rows as one batch, for scoring
@@ -91,12 +92,16 @@ class Host:
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
         self.stacks = compiled and work.method.stackable and not work.transforms
 
+    def _held(self, rows: AnyRows) -> AnyRows:
+        """The same part of the rows this host holds: what a split says is who and which, the data are the host's."""
+        return rows if rows.population is self.population else replace(rows, population=self.population)
+
     # -- training ----------------------------------------------------------------------------------------------------
     def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int) -> Partial:
         """One round on these clients; `own` is stacked unicast, one row a client."""
         torch.set_num_threads(self.mode.threads)
         method = self.work.method
-        orders = Orders.draw(self.work.train, clients, method.batching(), key)
+        orders = Orders.draw(self._held(self.work.train), clients, method.batching(), key)
         result = Partial()
         filled = np.flatnonzero(orders.sizes > 0)  # a client without rows has nothing to say
         for positions in self._chunks(orders, filled):
@@ -177,8 +182,8 @@ class Host:
     ) -> Scores:
         """Make every client's candidate personal models and score each of them on the rows of `parts`."""
         torch.set_num_threads(self.mode.threads)
-        orders = Orders.draw(support, clients, self.work.method.support_batching(), key)
-        scored = {name: Orders.draw(rows, clients, WHOLE, None) for name, rows in parts.items()}
+        orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
+        scored = {name: Orders.draw(self._held(rows), clients, WHOLE, None) for name, rows in parts.items()}
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
         for positions in self._chunks(orders, np.flatnonzero(orders.sizes > 0)):
             private = self.private.read(clients[positions])
@@ -221,7 +226,7 @@ class Host:
         self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int
     ) -> Params:
         """One client's personal model: the chosen candidate, made anew."""
-        orders = Orders.draw(support, np.array([client]), self.work.method.support_batching(), key)
+        orders = Orders.draw(self._held(support), np.array([client]), self.work.method.support_batching(), key)
         mine = take(own, 0) if own else {}
         made = self.work.method.personalize({**shared, **mine}, take(self.private.read([client]), 0), orders.sliced(0))
         for place, model in enumerate(made):
