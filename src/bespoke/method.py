@@ -8,7 +8,7 @@ and never the server's state; the server's functions never see private state. Wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
@@ -41,6 +41,7 @@ class Batching:
 
     size: int = 32
     epochs: int = 1
+    _: KW_ONLY
     reshuffle: bool = True  # a new order every epoch
     shuffle: bool = True  # False: rows as they are stored
     drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)

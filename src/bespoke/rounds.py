@@ -111,14 +111,17 @@ class Run:
             return done
         experiment = self.experiment
         found = self.folder.latest()
+        if found:
+            self.folder.prune(found.stage)  # killed while it did so
         params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
         with Engine(experiment.population, self._choice(params)) as engine:
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
                 if found and found.stage > place:
                     continue
-                if found and found.stage == place and found.round < 0:  # the checkpoint between two stages
-                    params = found.server["params"]
+                if found and found.stage == place and place:
+                    # what the stage began with: of it the private state of clients not yet seen is made
+                    params = _restore_empty(params, self.folder.beginning(place).server["params"])
                 server = self._stage(engine, place, stage, params, found if found and found.stage == place else None)
                 params = stage.method.params(server)
                 found = None
@@ -150,7 +153,6 @@ class Run:
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
             self.segments = []
-            self._clear_private()
             if found is None:
                 if place == 0:
                     self.folder.truncate_logs({})
@@ -162,6 +164,7 @@ class Run:
             else:
                 self.folder.truncate_logs(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
+            self._clear_private()  # after the checkpoint: the one before it names these files
             shared = self._cached(place)
             if shared is not None:
                 return self._adopt(engine, place, stage, shared)
@@ -170,7 +173,9 @@ class Run:
             server = _restore_empty(method.init_server(params), server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.folder.truncate_logs(found.logs)
-            engine.load_private([self.folder.path / "private" / name for name in self.segments])
+            self._clear_private()  # segments of a checkpoint that was never finished
+            if begin < stage.rounds or stage is experiment.stages[-1]:  # else nobody asks for it any more
+                engine.load_private([self.folder.path / "private" / name for name in self.segments])
         if not stage.rounds:
             return server
         self.progress.begin(f"{experiment.label}: {method.name}", stage.rounds, begin)
@@ -209,8 +214,10 @@ class Run:
         self.folder.save(Checkpoint(place, number, server, self.folder.log_lengths(), self.segments, about))
 
     def _clear_private(self) -> None:
+        """Remove private state that the run does not stand on."""
         for path in (self.folder.path / "private").glob("*.safetensors"):
-            path.unlink()
+            if path.name not in self.segments:
+                path.unlink()
 
     def _log(
         self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,

@@ -82,6 +82,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
+            for half_written in self.path.rglob(".*.partial"):  # by a process that was killed
+                half_written.unlink(missing_ok=True)
             yield
 
     # -- logs ----------------------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, whole or not at all, and remove those before the last two."""
+        """Write a checkpoint, whole or not at all; only the last two and the stage's first are kept."""
         for log in LOGS:  # what the checkpoint says of the logs must be on disk before it
             if (self.path / log).exists():
                 with open(self.path / log, "rb") as file:
@@ -117,11 +119,22 @@ class RunFolder:
             "format": FORMAT, "stage": checkpoint.stage, "round": checkpoint.round, "logs": checkpoint.logs,
             "segments": checkpoint.segments, "about": checkpoint.about, "digest": _digest(flat),
         }  # fmt: skip
-        name = f"{checkpoint.stage:03d}-{checkpoint.round:07d}.safetensors"
-        write_arrays(self.path / "checkpoints" / name, flat, {"bespoke": json.dumps(about)})
-        kept = sorted((self.path / "checkpoints").glob("*.safetensors"))
-        for old in kept[:-2]:
-            old.unlink()
+        path = self._checkpoint(checkpoint.stage, checkpoint.round)
+        write_arrays(path, flat, {"bespoke": json.dumps(about)})
+        self.prune(checkpoint.stage)
+
+    def prune(self, stage: int) -> None:
+        """Remove all checkpoints but the last two and the stage's first."""
+        for old in sorted((self.path / "checkpoints").glob("*.safetensors"))[:-2]:
+            if old != self._checkpoint(stage, -1):
+                old.unlink()
+
+    def _checkpoint(self, stage: int, round: int) -> Path:
+        return self.path / "checkpoints" / f"{stage:03d}-{round:07d}.safetensors"
+
+    def beginning(self, stage: int) -> Checkpoint:
+        """What a stage started from."""
+        return read_checkpoint(self._checkpoint(stage, -1))
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint. A damaged one is passed over for the one before it."""

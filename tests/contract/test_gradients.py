@@ -213,7 +213,7 @@ def test_both_forms_of_batches_hold_the_same_rows(sizes: tuple[int, ...], batchi
 def test_reshuffle_changes_the_order_of_epochs_and_only_that() -> None:
     population = Population.build({"x": torch.arange(40), "y": torch.arange(40)}, owners((40,)))
     for reshuffle in (True, False):
-        orders = Orders.draw(everything(population), np.array([0]), Batching(40, 2, reshuffle), key=1)
+        orders = Orders.draw(everything(population), np.array([0]), Batching(40, 2, reshuffle=reshuffle), key=1)
         first, second = (e.rows()["x"].tolist() for e in orders.sliced(0).epochs())
         assert (first != second) == reshuffle
         assert sorted(first) == sorted(second) == list(range(40))

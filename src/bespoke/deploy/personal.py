@@ -23,7 +23,7 @@ from bespoke.models.networks import Network
 from bespoke.randomness import mix
 from bespoke.rounds import Experiment
 from bespoke.runfolder import RunFolder
-from bespoke.tensors import Params, count, flatten, unflatten
+from bespoke.tensors import Params, count, flatten, tree_map, unflatten
 
 FORMAT = 1
 
@@ -56,6 +56,8 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     method = experiment.stages[-1].method
     host = Host(experiment.population, Mode(vectorized=False))
     start = found.server["params"] if found.round < 0 else method.params(found.server)
+    if method.init_private(start):  # a client never seen holds what the stage began with
+        start = folder.beginning(found.stage).server["params"]
     host.open(ClientWork(method, experiment.split.train, experiment.transforms), start)
     for name in found.segments:
         host.load_private(folder.path / "private" / name)
@@ -67,7 +69,7 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     if not support.sizes(np.array([client]))[0]:
         raise UserError(f"client {experiment.population.ids[client]!r} has no rows to adapt on")
     key = int(mix("personalize", experiment.seed))
-    stacked = {name: leaf[None] for name, leaf in own.items()} or None
+    stacked = tree_map(lambda leaf: leaf[None], own) or None
     model = host.personal(method.broadcast(server), stacked, client, support, candidate, key)
     return model, method.candidates()[candidate]
 

@@ -28,8 +28,11 @@ class PrivateTable:
     """Rows of bytes, one per touched client, in an unnamed temporary file that is gone with the process."""
 
     def __init__(self, template: Tree) -> None:
-        self.fields = {name: (leaf.shape, leaf.dtype) for name, leaf in flatten(template).items()} if template else {}
-        self.initial = self._pack({n: leaf[None] for n, leaf in flatten(template).items()}, 1)[0] if template else None
+        # in the order of their names: a template that went through a file comes back in another order, and a row lies
+        # in segments without names
+        first = dict(sorted(flatten(template).items())) if template else {}
+        self.fields = {name: (leaf.shape, leaf.dtype) for name, leaf in first.items()}
+        self.initial = self._pack({name: leaf[None] for name, leaf in first.items()}, 1)[0] if template else None
         self.width = len(self.initial) if self.initial is not None else 0
         self.slots: dict[int, int] = {}
         self.dirty: set[int] = set()
