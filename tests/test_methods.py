@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from bespoke.methods import FedAvg, FedProx, FineTune, Local
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression

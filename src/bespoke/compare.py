@@ -139,8 +139,9 @@ class Comparison:
             )
         folder = RunFolder.create(path, text)
         with folder.locked():
-            run = Run(experiment, folder, self.progress, self.folder / "stages", select_only, self.how, self.stop)
-            result = run.run()
+            result = Run(
+                experiment, folder, self.progress, self.folder / "stages", path.name, select_only, self.how, self.stop
+            ).run()
         self.how = EngineChoice(**json.loads((path / "engine.json").read_text()))
         return result
 

@@ -91,6 +91,7 @@ class Run:
     folder: RunFolder
     progress: Progress = field(default_factory=Silent)
     cache: Path | None = None  # trained stages that several runs share
+    title: str = ""  # what the progress bar calls this run
     select_only: bool = False  # for tuning: score validation rows, never look at query rows
     how: EngineChoice | None = None  # how to execute, if already known
     stop: Callable[[], bool] = lambda: False
@@ -178,7 +179,7 @@ class Run:
                 engine.load_private([self.folder.path / "private" / name for name in self.segments])
         if not stage.rounds:
             return server
-        self.progress.begin(f"{experiment.label}: {method.name}", stage.rounds, begin)
+        self.progress.begin(f"{self.title or experiment.label}: {method.name}", stage.rounds, begin)
         sampler = Sampler(
             experiment.split.train, experiment.seed + 7919 * place, experiment.cohort, **experiment.sampling
         )
@@ -290,7 +291,7 @@ class Run:
             return self._finish_selection(engine, server, method)
         if not len(clients):
             raise UserError("no client has rows to be tested on: every client has too few examples for this split")
-        self.progress.begin(f"{experiment.label}: personal models", 2)
+        self.progress.begin(f"{self.title or experiment.label}: personal models", 2)
         scores = self._examine(engine, server, clients, parts)
         self.progress.advance()
         query = scores["query"]

@@ -29,6 +29,7 @@ BEFORE = "before personalization"  # stands in as the baseline when there is onl
 ALPHA = 0.05
 MOST_LISTED = 50  # hurt clients kept by name
 FEW_CLIENTS = 20
+FINEST_PERCENT = 2  # decimals: nobody minds a change of less than a hundredth of a percent
 
 Verdict = Literal["better", "worse", "mixed", "unclear"]
 
@@ -640,7 +641,8 @@ def _price(summary: Summary, top: MethodSummary) -> list[str]:
         steps += f" (baseline {base.steps:,.0f})"
     if cost.personalization_steps >= 0.5:
         steps += f", {cost.personalization_steps:,.0f} of them to personalize"
-    return [f"With {top.title}, a client in all {cost.rounds:,.0f} rounds moves {traffic} and makes {steps}."]
+    who = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
+    return [f"With {top.title}, {who} moves {traffic} and makes {steps}."]
 
 
 def _cautions(summary: Summary) -> list[str]:
@@ -699,7 +701,7 @@ def _moves(summary: Summary, method: MethodSummary) -> str:
     verb, sign = ("lowers", -1.0) if against.difference < 0 else ("raises", 1.0)
     relative = in_percent(summary, against.relative)
     value, interval = change_of(summary, against)
-    shown, low, high = with_interval(abs(value), interval, sign)
+    shown, low, high = with_interval(abs(value), interval, sign, FINEST_PERCENT if relative else 9)
     unit = " %" if relative else ""
     bounds = f" (95 % interval {low} to {high}{unit})" if math.isfinite(interval.low) else ""
     return f"{verb} {what} by {shown}{unit}{bounds}"
@@ -721,8 +723,8 @@ def change_of(summary: Summary, against: Against) -> tuple[float, Interval]:
 def signed_change(summary: Summary, method: MethodSummary) -> str:
     """The change against the baseline with its sign, in percent where that makes sense."""
     value, interval = change_of(summary, _versus(method))
-    unit = " %" if in_percent(summary, _versus(method).relative) else ""
-    return f"{'+' if value > 0 else ''}{with_interval(value, interval)[0]}{unit}"
+    unit, most = (" %", FINEST_PERCENT) if in_percent(summary, _versus(method).relative) else ("", 9)
+    return f"{'+' if value > 0 else ''}{with_interval(value, interval, most=most)[0]}{unit}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers as text
@@ -751,12 +753,12 @@ def signed(value: float, digits: int = 3) -> str:
     return f"+{number(value, digits)}" if value > 0 else number(value, digits)
 
 
-def with_interval(value: float, interval: Interval, sign: float = 1.0) -> tuple[str, str, str]:
+def with_interval(value: float, interval: Interval, sign: float = 1.0, most: int = 9) -> tuple[str, str, str]:
     """A number and the ends of its interval (times sign), to two significant digits of the interval's width."""
     width = interval.high - interval.low
     if not math.isfinite(width) or width <= 0:
         return number(value, 3), UNDEFINED, UNDEFINED
-    decimals = min(max(1 - math.floor(math.log10(width)), 0), 9)
+    decimals = min(max(1 - math.floor(math.log10(width)), 0), most)
     low, high = sorted((sign * interval.low, sign * interval.high))
     value_text, low_text, high_text = (f"{x:,.{decimals}f}".replace("-", "−") for x in (value, low, high))
     return value_text, low_text, high_text

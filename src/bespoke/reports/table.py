@@ -12,11 +12,13 @@ from rich.text import Text
 
 from bespoke.metrics.summary import (
     BEFORE,
+    FINEST_PERCENT,
     UNDEFINED,
     MethodSummary,
     Summary,
     change_of,
     count,
+    in_percent,
     metric_name,
     number,
     p_text,
@@ -87,7 +89,8 @@ def _row(summary: Summary, method: MethodSummary, beside: str) -> list[Text]:
     if summary.compared and against is None:
         cells += [Text("baseline" if method.label == summary.baseline else UNDEFINED, "dim"), Text(""), Text("")]
     elif against:
-        _, low, high = with_interval(*change_of(summary, against))
+        finest = FINEST_PERCENT if in_percent(summary, against.relative) else 9
+        _, low, high = with_interval(*change_of(summary, against), most=finest)
         change = Text.assemble((signed_change(summary, method), _COLOURS[against.verdict]))
         change.append(f"{beside}[{low}, {high}]", "dim")
         cells += [
