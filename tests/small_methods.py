@@ -10,7 +10,7 @@ import torch
 from bespoke.method import Batches, Batching, Cohort, Reveal, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
-from bespoke.tensors import Params, Tree, add_scaled, scale, subtract, tree_map, zeros_like
+from bespoke.tensors import Params, Tree, add_scaled, norm, scale, subtract, tree_map, zeros_like
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,17 @@ class Motley4(FedAvg):
 
 
 @dataclass(frozen=True)
+class Bounded(FedAvg):
+    """Local training alone is put in FedAvg's place, with a norm in it: each client's own, not that of a stack."""
+
+    name = "bounded"
+
+    def train(self, start: Params, batches: Batches) -> Params:
+        change = subtract(super().train(start, batches), start)
+        return add_scaled(start, change, (0.2 / norm(change).clamp(min=1e-12)).clamp(max=1.0))
+
+
+@dataclass(frozen=True)
 class Talkative(FedAvg):
     """Sends a field that it does not declare."""
 
@@ -189,4 +200,4 @@ class Silent(FedAvg):
     uplink = {**FedAvg.uplink, "promised": Reveal.SUM}
 
 
-SMALL_METHODS: tuple[type[FedAvg], ...] = (Drift, SmallDitto, Median, Offsets, Motley4)
+SMALL_METHODS: tuple[type[FedAvg], ...] = (Drift, SmallDitto, Median, Offsets, Motley4, Bounded)

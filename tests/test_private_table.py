@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -93,7 +92,8 @@ def test_what_is_read_is_a_copy() -> None:
 
 def test_fields_are_known_by_name_not_by_order() -> None:
     """A template that was saved and loaded has its names in another order; so may what a method returns."""
-    turned = {name: TEMPLATE[name] for name in reversed(TEMPLATE)} | {"model": {"b": torch.tensor([3.0]), "w": torch.tensor([[1.0, 2.0]])}}  # fmt: skip
+    turned = {name: TEMPLATE[name] for name in reversed(TEMPLATE)}
+    turned["model"] = {name: TEMPLATE["model"][name] for name in ("b", "w")}
     one, other = PrivateTable(TEMPLATE), PrivateTable(turned)
     given_back = {name: state(6)[name] for name in ("count", "big", "model", "flag")}
     one.write([2], stack([given_back]))
@@ -151,6 +151,5 @@ def test_a_segment_of_another_method_is_refused(tmp_path: Path) -> None:
 def test_rows_are_mapped_from_a_file_without_a_name() -> None:
     table = PrivateTable({"w": torch.zeros(1000)})
     table.write(range(100), {"w": torch.arange(100.0)[:, None].expand(100, 1000)})
-    assert isinstance(np.asarray(table.rows).base, object)
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "bespoke-private-" in line or "(deleted)" in line]  # fmt: skip
-    assert mapped
+    found = Path("/proc/self/maps").read_text().splitlines()
+    assert any("(deleted)" in line for line in found)  # gone with the process, however it ends

@@ -58,9 +58,10 @@ class Bars:
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self.bars.reset(self.task, description=escape(what), total=total, completed=done, note="")
-        if not self.console.is_terminal and what != self.said:
-            self._print(f"  {what}")
-        self.said = what
+        run = what.partition(":")[0]
+        if not self.console.is_terminal and run != self.said:  # a line a run, where there are no bars
+            self._print(f"  {run}")
+        self.said = run
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         if note:

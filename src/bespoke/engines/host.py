@@ -21,6 +21,7 @@ from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Transform
+from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, add, finite_rows, leaves, nbytes, stack, take, tree_map
 
@@ -92,6 +93,13 @@ class Host:
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
         self.stacks = compiled and work.method.stackable and not work.transforms
 
+    def _use_threads(self) -> None:
+        # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
+        # to be worth the spinning of its pool, which on a busy machine costs more than it gains
+        fused = self.mode.gradient == "fused"
+        torch.set_num_threads(1 if fused else self.mode.threads)
+        kernels.use_threads(self.mode.threads)
+
     def _held(self, rows: AnyRows) -> AnyRows:
         """The same part of the rows this host holds: what a split says is who and which, the data are the host's."""
         return rows if rows.population is self.population else replace(rows, population=self.population)
@@ -99,7 +107,7 @@ class Host:
     # -- training ----------------------------------------------------------------------------------------------------
     def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int) -> Partial:
         """One round on these clients; `own` is stacked unicast, one row a client."""
-        torch.set_num_threads(self.mode.threads)
+        self._use_threads()
         method = self.work.method
         orders = Orders.draw(self._held(self.work.train), clients, method.batching(), key)
         result = Partial()
@@ -181,7 +189,7 @@ class Host:
         key: int,
     ) -> Scores:
         """Make every client's candidate personal models and score each of them on the rows of `parts`."""
-        torch.set_num_threads(self.mode.threads)
+        self._use_threads()
         orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
         scored = {name: Orders.draw(self._held(rows), clients, WHOLE, None) for name, rows in parts.items()}
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []

@@ -46,8 +46,9 @@ class FedAvg(Method):
 
     @property
     def stackable(self) -> bool:  # type: ignore[override]
-        # a subclass with other client work has to say so for itself
-        return not self.momentum and type(self).client_round is FedAvg.client_round
+        # a subclass with other client work, or other training, has to say so for itself
+        mine = type(self)
+        return not self.momentum and mine.client_round is FedAvg.client_round and mine.train is FedAvg.train
 
     def train(self, start: Params, batches: Batches) -> Params:
         """Local training; FedProx and others put their own in its place."""

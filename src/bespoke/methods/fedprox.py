@@ -23,6 +23,10 @@ class FedProx(FedAvg):
     paper = "Li et al., MLSys 2020"
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "mu": (0.01, 0.1, 1.0)}
 
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        return not self.momentum and type(self) is FedProx
+
     def train(self, start: Params, batches: Batches) -> Params:
         return descend(
             self.task, start, batches, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,

@@ -25,6 +25,15 @@ LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
+_count = 1  # threads of a descent: changes how fast it is, never what it gives
+
+
+def use_threads(count: int) -> None:
+    """Spread descents over so many threads, as torch.set_num_threads does for torch."""
+    global _count
+    _count = count
+
+
 def available() -> bool:
     try:
         import numba  # noqa: F401
@@ -180,7 +189,7 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
         *(value.expand(clients).contiguous().numpy() for value in (lr, decay, pull)), LOSSES[loss],
     )  # fmt: skip
     kernel = _compiled()
-    threads = min(torch.get_num_threads(), clients)
+    threads = min(_count, clients)
     if threads == 1:
         kernel(0, clients, *settings)
         return w, b
