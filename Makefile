@@ -23,7 +23,7 @@ $(BIN)/python:
 # A stamp is remade when the requirements change; an editable install needs no remaking when the code does.
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing bespoke into $(VENV) (once; PyTorch is large)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[fast]"
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt | $(BIN)/python

@@ -29,6 +29,10 @@ FORMAT = 1
 LOGS = ("rounds.jsonl", "ledger.jsonl")
 
 
+class OtherVersion(UserError):
+    """A file of another version: not damaged, and not to be passed over."""
+
+
 @dataclass
 class Checkpoint:
     """Where a run stands: so many rounds of a stage are done."""
@@ -142,6 +146,8 @@ class RunFolder:
         for path in sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True):
             try:
                 return read_checkpoint(path)
+            except OtherVersion:
+                raise
             except UserError as problem:
                 problems.append(str(problem))
         if problems:
@@ -186,7 +192,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (KeyError, ValueError):
         raise UserError(f"{path} is not a checkpoint of bespoke") from None
     if about.get("format") != FORMAT:
-        raise UserError(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
+        raise OtherVersion(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
     if _digest(flat) != about["digest"]:
         raise UserError(f"{path} is damaged: its contents do not match its digest")
     server = unflatten({name: leaf.clone() for name, leaf in flat.items()})

@@ -73,6 +73,11 @@ class Sampler:
         return random.choice(total, size=wanted, replace=False, shuffle=False)
 
     def _by_examples(self, random: np.random.Generator, wanted: int) -> Ints:
+        if 2 * wanted > len(self._cumulative):  # so many that rejection would take long: order all by a weighted draw
+            examples = np.diff(self._cumulative, prepend=0)
+            with np.errstate(divide="ignore"):
+                order = np.argsort(random.standard_exponential(len(examples)) / examples, kind="stable")
+            return order[:wanted]
         chosen: dict[int, None] = {}
         while len(chosen) < wanted:  # a random row's owner, until enough different ones are found
             rows = random.integers(self._cumulative[-1], size=2 * wanted)

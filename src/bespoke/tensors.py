@@ -20,9 +20,9 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:
-    """The tensors of a tree, in the order of its keys as inserted."""
-    if isinstance(tree, dict):
-        for value in tree.values():
+    """The tensors of a tree (or of a list of trees), in the order of its keys as inserted."""
+    if isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
             yield from leaves(value)
     else:
         yield tree

@@ -28,7 +28,7 @@ def _forgotten(run: Path) -> list[str]:
 
 
 def forget_client(run: Path, client: str) -> dict[str, Any]:
-    """Delete, then search every file of the run for what was deleted. Returns a receipt, also written to the folder."""
+    """Delete, then search every file of the run for what was deleted. Returns a receipt."""
     folder, config = open_run(run)
     if is_forgotten(run, client):
         raise UserError(f"client {client!r} is already forgotten in {run}")
@@ -94,7 +94,7 @@ def _own_arrays(run: Path, exported: Path) -> list[bytes]:
 
 
 def _drop_row(path: Path, client: int) -> bytes | None:
-    """Take one client's row out of a segment; returns the row's bytes."""
+    """Take one client's row out of a segment; returns the row's bytes, unless another client's row is the same."""
     arrays, _ = open_arrays(path)
     mine = arrays["clients"] == client
     if not mine.any():
@@ -105,7 +105,7 @@ def _drop_row(path: Path, client: int) -> bytes | None:
     with open(path, "r+b") as old:  # held open over the replacement, so that the old bytes can be overwritten
         write_arrays(path, kept)
         _zero(old.fileno())
-    return row
+    return b"" if row in kept["rows"].numpy().tobytes() else row
 
 
 def _overwrite(path: Path) -> None:

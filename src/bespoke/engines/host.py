@@ -6,6 +6,7 @@ The same host runs in this process, in a worker process, or (later) in a Ray act
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -166,8 +167,8 @@ class Host:
         sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
         # one look at the sums tells whether any client is not finite; only then look at each
         good = clients
-        if not all(bool(leaf.isfinite().all()) for leaf in leaves(sums)):
-            finite = finite_rows(up)
+        if not all(math.isfinite(float(leaf.sum())) for leaf in leaves([sums, private])):
+            finite = finite_rows([up, private])
             good = clients[finite.numpy()]
             result.excluded += clients[~finite.numpy()].tolist()
             up = take(up, finite)

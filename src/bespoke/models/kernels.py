@@ -20,6 +20,7 @@ from torch import Tensor
 
 # reorder sums as hardware likes, but keep NaN and infinity: a client that diverges must be seen to do so
 FAST = {"reassoc", "contract", "arcp", "nsz"}
+WORTH_A_THREAD = 3_000_000
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
 # all of fastmath but `nnan` and `ninf`: a client that is not finite has to come out as such, to be left out
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
@@ -189,7 +190,9 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
         *(value.expand(clients).contiguous().numpy() for value in (lr, decay, pull)), LOSSES[loss],
     )  # fmt: skip
     kernel = _compiled()
-    threads = min(_count, clients)
+    # waking a thread takes as long as some millions of products
+    products = int(counts.sum()) * repeats * w[0].numel()
+    threads = min(_count, clients) if products > WORTH_A_THREAD else 1
     if threads == 1:
         kernel(0, clients, *settings)
         return w, b
