@@ -16,9 +16,9 @@ from bespoke.metrics.summary import Summary, summarize
 
 HEADER = """# Results
 
-Published numbers beside ours. Each table is made by a command from run folders; hyper-parameters are chosen on validation
-rows of the first seed, results are for query rows. Ours: mean over clients, averaged over seeds, ± spread over seeds;
-in brackets the standard deviation across clients (the papers' fairness metric), averaged over seeds.
+Published numbers beside ours. Each table is made by a command from run folders; hyper-parameters are chosen on
+validation rows of the first seed, results are for query rows. Ours: mean over clients, averaged over seeds, ± spread
+over seeds; in brackets the standard deviation across clients (the papers' fairness metric), averaged over seeds.
 
 Made by `python benchmarks/results.py FOLDER ...`.
 """
@@ -38,7 +38,7 @@ def section(folder: Path) -> str:
         f"{about['model']['name']} with {about['model']['parameters']} parameters.",
         f"Command: `{about['command']}`",
         "",
-        "| method | paper (sd over clients) | ours ± sd over seeds (sd over clients) | hurt: paper | hurt: ours | chosen |",
+        "| method | paper (sd of clients) | ours ± sd of seeds (sd of clients) | hurt: paper | hurt: ours | chosen |",
         "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     lines += [row(summary, method, expected.get(method["label"], {})) for method in about["methods"]]

@@ -62,7 +62,9 @@ def norm(a: Any) -> Tensor:
 
 
 def stack(trees: list[Any]) -> Any:
-    """One tree whose leaves have a new first dimension: a client each."""
+    """One tree whose leaves have a new first dimension: a client each. A single tree is not copied."""
+    if len(trees) == 1:
+        return tree_map(lambda leaf: leaf[None], trees[0])
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from bespoke.errors import UserError
 from bespoke.metrics.significance import Interval
-from bespoke.metrics.summary import BEFORE, Summary, number, p_text, percent, size, summarize, with_interval
+from bespoke.metrics.summary import BEFORE, Summary, summarize
+from bespoke.metrics.text import number, p_text, percent, size, with_interval
 
 CLIENTS = 40
 

@@ -24,7 +24,7 @@ from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Transform
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
-from bespoke.tensors import Params, Tree, add, finite_rows, leaves, nbytes, stack, take, tree_map
+from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
 AnyRows = TypeVar("AnyRows", bound=Rows)
@@ -67,7 +67,8 @@ class Partial:
 
     def merge(self, other: Partial) -> None:
         if other.sums is not None:
-            self.sums = other.sums if self.sums is None else add(self.sums, other.sums)
+            # sums are fresh memory (a sum over clients is a copy), so the first ones can take up the others
+            self.sums = other.sums if self.sums is None else tree_map(Tensor.add_, self.sums, other.sums)
         if other.each:
             joined = tree_map(lambda a, b: torch.cat([a, b]), self.each, other.each) if self.each else other.each
             self.each = joined

@@ -40,7 +40,7 @@ def _portable(value: Any) -> Any:
 
 def _restored(value: Any) -> Any:
     if isinstance(value, Partial):
-        value.sums = None if value.sums is None else tree_map(torch.as_tensor, value.sums)
+        value.sums = None if value.sums is None else tree_map(torch.tensor, value.sums)
         value.each = tree_map(torch.as_tensor, value.each)
         return value
     return _tensors(value)

@@ -47,6 +47,10 @@ def descend(
                 # a padding step must not let the velocity carry on: live = 0 keeps both as they were
                 g = velocity[name] = velocity[name] + live * (momentum * velocity[name] + g - velocity[name])
             rate = lr * live
-            # one pass over memory where the rate is a plain number
-            params[name] = torch.sub(p, g, alpha=rate) if isinstance(rate, float) else p - rate * g
+            if not isinstance(rate, float):
+                params[name] = p - rate * g
+            elif step:  # after the first step the parameters are our own: no need for new memory
+                p.sub_(g, alpha=rate)
+            else:
+                params[name] = torch.sub(p, g, alpha=rate)
     return params

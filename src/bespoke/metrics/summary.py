@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +21,7 @@ from bespoke.metrics import clients as over
 from bespoke.metrics import significance
 from bespoke.metrics.clients import Cells, Gains, OverSeeds, Run, Study, load_clients, read_study
 from bespoke.metrics.significance import Interval
+from bespoke.metrics.text import jsonable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,6 @@ BEFORE = "before personalization"  # stands in as the baseline when there is onl
 ALPHA = 0.05
 MOST_LISTED = 50  # hurt clients kept by name
 FEW_CLIENTS = 20
-FINEST_PERCENT = 2  # decimals: nobody minds a change of less than a hundredth of a percent
 
 Verdict = Literal["better", "worse", "mixed", "unclear"]
 
@@ -253,14 +253,16 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         left_out=box.left_out,
         methods=methods,
     )
-    top = _winner(summary)
+    from bespoke.metrics import answer as words  # it speaks of summaries, so it is imported after them
+
+    top = words.winner(summary)
     if top:
         others = [label for label in samples if label not in (top.label, baseline)]
         summary.rivals.update(
             {label: significance.percentile_interval(samples[top.label] - samples[label]) for label in others}
         )
     summary.notes.extend(_notes(study, summary, table))
-    summary.answer.extend(answer(summary))
+    summary.answer.extend(words.answer(summary))
     return summary
 
 
@@ -467,349 +469,3 @@ def _notes(study: Study, summary: Summary, table: pd.DataFrame) -> list[str]:
             "were left out for all methods, because at least one method had no finite number there."
         )
     return notes
-
-
-# ------------------------------------------------------------------------------------------------ the answer in words
-
-
-def answer(summary: Summary) -> list[str]:
-    """Sentences that answer the question; the first one alone must not mislead."""
-    if not math.isfinite(summary.method(summary.best).mean.value):
-        return [f"No client has a finite {metric_name(summary.metric)}: there is nothing to say."]
-    if not summary.compared:
-        return _alone(summary)
-    top = _winner(summary) or _ranked(summary)[0]
-    return [
-        _headline(summary, top),
-        _evidence(summary, top),
-        *_who_is_hurt(summary, top),
-        *_by_group(summary, top),
-        *_price(summary, top),
-        *_rivals(summary, top),
-        *_others(summary, top),
-        *_cautions(summary),
-    ]
-
-
-def _ranked(summary: Summary) -> list[MethodSummary]:
-    return sorted(summary.compared, key=lambda m: m.mean.value, reverse=not summary.lower_is_better)
-
-
-def _winner(summary: Summary) -> MethodSummary | None:
-    better = [m for m in _ranked(summary) if m.against and m.against.verdict == "better"]
-    return better[0] if better else None
-
-
-def _alone(summary: Summary) -> list[str]:
-    method = summary.methods[0]
-    reached, low, high = with_interval(method.mean.value, method.interval)
-    bounds = f" (95 % interval {low} to {high})" if math.isfinite(method.interval.low) else ""
-    sentence = (
-        f"{method.title} reaches a mean {metric_name(summary.metric)} of {reached} per client"
-        f"{bounds}; there is no other method to compare it with."
-    )
-    if len(summary.methods) > 1:
-        sentence = "Nothing can be compared: the baseline has no finite result."
-    return [sentence, *_price(summary, method), *_cautions(summary)]
-
-
-def _headline(summary: Summary, top: MethodSummary) -> str:
-    against, reference = _versus(top), _reference(summary)
-    moves = f"{top.title} {_moves(summary, top)}"
-    single = len(summary.compared) == 1
-    if against.verdict == "better":
-        if not (top.personal and summary.baseline_is_shared):
-            return f"{top.title} beats {reference}: it {_moves(summary, top)}."
-        but = " on average, but most clients lose" if against.hurt.value > 0.5 else ""
-        return f"Personalization helps{but}: {moves} against {reference}."
-    if _too_few(summary):
-        return f"Too few clients to tell: {moves} against {reference}, among {summary.clients} clients."
-    if all(_versus(method).verdict == "worse" for method in summary.compared):
-        verdict = "Personalization hurts here" if summary.baseline_is_shared else "The baseline is better"
-        if single:
-            return f"{verdict}: {moves} against {reference}."
-        return f"{verdict}: every method is worse than {reference}; the least bad, {moves}."
-    if against.verdict == "mixed":
-        if _gain(summary, against.difference) > 0:
-            return f"Mixed: {moves} against {reference}, but more clients lose than gain."
-        return f"Mixed: more clients gain than lose, but {moves} against {reference}."
-    if against.p_holm < ALPHA:
-        return f"Not clear: {moves} against {reference}; the test over clients sees a change, the mean does not."
-    if against.interval.side:
-        return f"Not clear: {moves} against {reference}, but the paired test over clients does not confirm it."
-    if single:
-        return f"{top.title} does not beat {reference} beyond chance: it {_moves(summary, top)}."
-    return f"No method beats {reference} here beyond chance: the best, {moves}."
-
-
-def _evidence(summary: Summary, top: MethodSummary) -> str:
-    against = _versus(top)
-    base = top.mean.value - against.difference
-    over_what = count(summary.clients, "client")
-    seeds = f" and {len(summary.seeds)} seeds" if len(summary.seeds) > 1 else ""
-    holm = f", Holm-corrected over {len(summary.compared)} comparisons" if len(summary.compared) > 1 else ""
-    return (
-        f"Over {over_what}{seeds} the mean goes from {number(base)} to {number(top.mean.value)}; "
-        f"paired Wilcoxon test over clients: {p_text(against.p_holm)}{holm}."
-    )
-
-
-def _rivals(summary: Summary, top: MethodSummary) -> list[str]:
-    tied = [summary.method(label).title for label, interval in summary.rivals.items() if interval.side == 0]
-    if not tied:
-        return []
-    intervals = "interval of their difference contains" if len(tied) == 1 else "intervals of the differences contain"
-    return [f"{top.title} cannot be told apart from {_listing(tied)}: the 95 % {intervals} zero."]
-
-
-def _others(summary: Summary, top: MethodSummary) -> list[str]:
-    rest = [m for m in _ranked(summary) if m is not top]
-    sentences = []
-    words = {
-        "better": "also better than the baseline",
-        "worse": "worse than the baseline",
-        "mixed": "better for most clients or on average, not both",
-    }
-    for verdict, said in words.items():
-        named = [f"{m.title} ({signed_change(summary, m)})" for m in rest if _versus(m).verdict == verdict]
-        if named:
-            sentences.append(f"{_listing(named)} {'is' if len(named) == 1 else 'are'} {said}.")
-    return sentences
-
-
-def _who_is_hurt(summary: Summary, top: MethodSummary) -> list[str]:
-    against = _versus(top)
-    base = top.mean.value - against.difference
-    sentences = []
-    if against.hurt.value == 0:
-        sentences.append(f"{top.title} hurts no client.")
-    else:
-        # With few clients a percentage hides how few they are.
-        of = f" ({against.hurt_clients} of {summary.clients} in most seeds)" if summary.clients < 100 else ""
-        loss = ""
-        if against.hurt_clients:
-            part = abs(significance.relative_change(against.mean_loss, base))
-            share = f" ({percent(part)} % of the baseline's mean)" if math.isfinite(part) else ""
-            loss = f", by {number(against.mean_loss, 2)} on average{share}"
-        names = [f"{shorten(row.client)} ({signed(row.difference)})" for row in against.most_hurt[:3]]
-        most = f" Hurt most: {', '.join(names)}." if names else ""
-        sentences.append(
-            f"{top.title} hurts {percent(100 * against.hurt.value)} % of clients{of}{loss}, "
-            f"and helps {percent(100 * against.helped.value)} %.{most}"
-        )
-    base_worst = next((m.worst_tenth.value for m in summary.methods if m.label == summary.baseline), math.nan)
-    if math.isfinite(base_worst):
-        sentences.append(
-            f"For the worst served 10 % of clients the mean goes from {number(base_worst)} "
-            f"to {number(top.worst_tenth.value)}."
-        )
-    if math.isfinite(against.examples_p) and summary.clients >= FEW_CLIENTS:
-        rho = f"Spearman {signed(against.examples_correlation, 2)}, {p_text(against.examples_p)}"
-        if against.examples_p >= ALPHA:
-            sentences.append(f"Who gains does not depend visibly on how many examples a client has ({rho}).")
-        else:
-            fewer = "less" if against.examples_correlation > 0 else "more"
-            sentences.append(f"Clients with fewer examples gain {fewer} ({rho}).")
-    return sentences
-
-
-def _by_group(summary: Summary, top: MethodSummary) -> list[str]:
-    groups = [g for g in top.groups if math.isfinite(g.difference)]
-    if len(groups) < 2:
-        return []
-    ordered = sorted(groups, key=lambda g: -_gain(summary, g.difference))
-    first, last = ordered[0], ordered[-1]
-
-    def change(group: GroupNumbers) -> str:
-        return f"{shorten(group.group)} ({_amount(summary, group.difference, group.relative)})"
-
-    losing = sum(_gain(summary, g.difference) < 0 for g in groups)
-    if losing == len(groups):
-        return [f"All {len(groups)} groups lose: {change(first)} least and {change(last)} most."]
-    worse = f"; the mean gets worse in {losing} of {len(groups)} groups" if losing else ""
-    return [f"By group, {top.title} does most for {change(first)} and least for {change(last)}{worse}."]
-
-
-def _price(summary: Summary, top: MethodSummary) -> list[str]:
-    cost = top.cost
-    if cost is None:
-        return []
-    base = next((m.cost for m in summary.methods if m.label == summary.baseline and m is not top), None)
-    traffic, steps = size(cost.bytes), f"{cost.steps:,.0f} local steps"
-    if base:
-        traffic += f" (baseline {size(base.bytes)})"
-        steps += f" (baseline {base.steps:,.0f})"
-    if cost.personalization_steps >= 0.5:
-        steps += f", {cost.personalization_steps:,.0f} of them to personalize"
-    who = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
-    return [f"With {top.title}, {who} moves {traffic} and makes {steps}."]
-
-
-def _cautions(summary: Summary) -> list[str]:
-    cautions = []
-    if _too_few(summary):
-        cautions.append(
-            f"With {count(summary.clients, 'client')} and {count(len(summary.compared), 'comparison')} no test can "
-            f"reach p < {ALPHA}, however large the difference: this describes these clients and proves nothing."
-        )
-    elif summary.clients < FEW_CLIENTS:
-        cautions.append(f"There are only {summary.clients} clients: take the intervals as rough.")
-    if len(summary.seeds) == 1:
-        cautions.append("There is only one seed: how much the training itself varies is not in the intervals.")
-    diverged = [m.title for m in summary.methods if not math.isfinite(m.mean.value)]
-    if diverged:
-        cautions.append(f"{_listing(diverged)} gave no finite {metric_name(summary.metric)} for any client.")
-    partly = [m.title for m in summary.methods if m.undefined and m.title not in diverged]
-    if partly:
-        cautions.append(
-            f"Left out for every method: {count(summary.left_out, 'client result')}, as {_listing(partly)} gave no "
-            f"finite {metric_name(summary.metric)} there, which flatters {'it' if len(partly) == 1 else 'them'}."
-        )
-    return cautions
-
-
-def _too_few(summary: Summary) -> bool:
-    return bool(summary.compared) and significance.smallest_p(summary.clients, len(summary.compared)) > ALPHA
-
-
-def _versus(method: MethodSummary) -> Against:
-    assert method.against is not None  # only compared methods come here
-    return method.against
-
-
-def _gain(summary: Summary, difference: float) -> float:
-    return -difference if summary.lower_is_better else difference
-
-
-def _reference(summary: Summary) -> str:
-    if summary.baseline == BEFORE:
-        return "the same model before personalization"
-    title = summary.method(summary.baseline).title
-    return f"one shared model ({title})" if summary.baseline_is_shared else title
-
-
-def in_percent(summary: Summary, relative: float) -> bool:
-    """Errors shrink in percent; scores such as accuracy, which may be bounded or near zero, move in their own units."""
-    return summary.lower_is_better and math.isfinite(relative)
-
-
-def _moves(summary: Summary, method: MethodSummary) -> str:
-    against = _versus(method)
-    what = f"the mean {metric_name(summary.metric)} per client"
-    if against.difference == 0:
-        return f"leaves {what} as it is"
-    verb, sign = ("lowers", -1.0) if against.difference < 0 else ("raises", 1.0)
-    relative = in_percent(summary, against.relative)
-    value, interval = change_of(summary, against)
-    shown, low, high = with_interval(abs(value), interval, sign, FINEST_PERCENT if relative else 9)
-    unit = " %" if relative else ""
-    bounds = f" (95 % interval {low} to {high}{unit})" if math.isfinite(interval.low) else ""
-    return f"{verb} {what} by {shown}{unit}{bounds}"
-
-
-def _amount(summary: Summary, difference: float, relative: float) -> str:
-    if in_percent(summary, relative):
-        return f"{'+' if relative > 0 else ''}{percent(relative)} %"
-    return signed(difference)
-
-
-def change_of(summary: Summary, against: Against) -> tuple[float, Interval]:
-    """The change and its interval, in percent where that makes sense."""
-    if in_percent(summary, against.relative):
-        return against.relative, against.relative_interval
-    return against.difference, against.interval
-
-
-def signed_change(summary: Summary, method: MethodSummary) -> str:
-    """The change against the baseline with its sign, in percent where that makes sense."""
-    value, interval = change_of(summary, _versus(method))
-    unit, most = (" %", FINEST_PERCENT) if in_percent(summary, _versus(method).relative) else ("", 9)
-    return f"{'+' if value > 0 else ''}{with_interval(value, interval, most=most)[0]}{unit}"
-
-
-# ------------------------------------------------------------------------------------------------ numbers as text
-
-_NAMES = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "auc": "AUC", "r2": "R²", "half_mse": "half MSE", "f1": "F1"}
-UNDEFINED = "–"
-
-
-def metric_name(metric: str) -> str:
-    return _NAMES.get(metric, metric.replace("_", " "))
-
-
-def number(value: float, digits: int = 4) -> str:
-    """A number with this many significant digits."""
-    if not math.isfinite(value):
-        return UNDEFINED
-    if value == 0:
-        return "0"
-    if not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.{digits - 1}e}".replace("-", "−")
-    decimals = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:,.{decimals}f}".replace("-", "−")
-
-
-def signed(value: float, digits: int = 3) -> str:
-    return f"+{number(value, digits)}" if value > 0 else number(value, digits)
-
-
-def with_interval(value: float, interval: Interval, sign: float = 1.0, most: int = 9) -> tuple[str, str, str]:
-    """A number and the ends of its interval (times sign), to two significant digits of the interval's width."""
-    width = interval.high - interval.low
-    if not math.isfinite(width) or width <= 0:
-        return number(value, 3), UNDEFINED, UNDEFINED
-    decimals = min(max(1 - math.floor(math.log10(width)), 0), most)
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    value_text, low_text, high_text = (f"{x:,.{decimals}f}".replace("-", "−") for x in (value, low, high))
-    return value_text, low_text, high_text
-
-
-def percent(value: float) -> str:
-    """A percentage without its sign: one decimal, none above 99.5, two significant digits below 0.1."""
-    if not math.isfinite(value):
-        return UNDEFINED
-    if 0 < abs(value) < 0.095:
-        return number(value, 1)
-    text = f"{value:,.0f}" if abs(value) >= 99.5 or value == 0 else f"{value:.1f}"
-    return text.replace("-", "−")
-
-
-def p_text(p: float) -> str:
-    if not math.isfinite(p):
-        return "p unknown"
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
-
-
-def size(byte_count: float) -> str:
-    """Bytes in decimal units."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if byte_count >= factor:
-            return f"{number(byte_count / factor, 3)} {unit}"
-    return f"{byte_count:.0f} B"
-
-
-def count(how_many: int, what: str) -> str:
-    return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
-
-
-def shorten(text: str, longest: int = 28) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def _listing(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "no method"
-
-
-def jsonable(value: Any, digits: int) -> Any:
-    """Round floats to significant digits and turn what JSON cannot say (NaN, infinity) into null."""
-    if isinstance(value, dict):
-        return {str(key): jsonable(item, digits) for key, item in value.items()}
-    if isinstance(value, str) or value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | np.integer):
-        return int(value)
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-    if isinstance(value, Iterable):
-        return [jsonable(item, digits) for item in value]
-    return str(value)

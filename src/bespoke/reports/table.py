@@ -10,19 +10,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bespoke.metrics.summary import (
-    BEFORE,
+from bespoke.metrics.answer import change_of, in_percent, signed_change
+from bespoke.metrics.summary import BEFORE, MethodSummary, Summary
+from bespoke.metrics.text import (
     FINEST_PERCENT,
     UNDEFINED,
-    MethodSummary,
-    Summary,
-    change_of,
     count,
-    in_percent,
     metric_name,
     number,
     p_text,
-    signed_change,
     size,
     with_interval,
 )
