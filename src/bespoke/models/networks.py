@@ -151,6 +151,12 @@ class CNN(ModuleNetwork):
     def prepare(self, x: Tensor) -> Tensor:
         return super().prepare(x).reshape(-1, self.channels, self.side, self.side)
 
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        # kernels with channels last in memory make convolutions on a CPU a third faster (written so that vmap takes it)
+        params = {n: p.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if p.dim() == 4 else p
+                  for n, p in params.items()}  # fmt: skip
+        return super().features(params, x)
+
 
 class _Recurrent(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
