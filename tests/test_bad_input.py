@@ -406,13 +406,15 @@ def test_damaged_checkpoints(finished: Path) -> None:
                 path.write_bytes(content[:-4] + b"bits")
             else:
                 _damage(path, how)
-            if count == 1:  # the one before serves
+            if count == 1 and how != "version":  # the one before serves
                 shutil.copytree("run", "spare")
                 assert bespoke(*again[:3], "spare", "--resume").code == 0
                 assert Path("spare/result.json").read_bytes() == (finished / "run/result.json").read_bytes()
                 shutil.rmtree("spare")
-        words = "format 7" if how == "version" else "damaged"
-        refused(bespoke(*again), "no checkpoint of run can be read", words, "remove the folder")
+        if how == "version":  # not damaged, so not passed over
+            refused(bespoke(*again), "another version (format 7, known: 1)")
+        else:
+            refused(bespoke(*again), "no checkpoint of run can be read", "damaged", "remove the folder")
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bespoke.errors import UserError
-from bespoke.reports import html
+from bespoke.reports import figures
 from bespoke.reports.html import write_report
 
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", 'quote" onload="x', "& {{ 7*7 }}"]
@@ -186,7 +186,7 @@ def test_thousands_of_clients_stay_small(write_comparison, tmp_path: Path, monke
     text, page = report([folder], tmp_path)
     assert len(text) < 600_000
     assert {trace["type"] for trace in page.payload["figures"]["change"]["data"]} == {"scattergl"}
-    monkeypatch.setattr(html, "MOST_DRAWN", 100)
+    monkeypatch.setattr(figures, "MOST_DRAWN", 100)
     _, page = report([folder], tmp_path)
     assert len(page.payload["columns"]["client"]) == 100
     assert "100 of 2,410 are drawn" in page.words
@@ -198,7 +198,7 @@ def test_stages_follow_each_other() -> None:
         {"stage": 0, "round": 2, "clients": 2, "bytes_down": 20, "bytes_up": 20, "validation": None},
         {"stage": 1, "round": 1, "clients": 1, "bytes_down": 5, "bytes_up": 5, "validation": {"mse": 2.0}},
     ]
-    assert html._curve(lines, "mse") == {1: (20.0, 4.0), 3: (50.0, 2.0)}
+    assert figures._curve(lines, "mse") == {1: (20.0, 4.0), 3: (50.0, 2.0)}
 
 
 def test_where_the_report_goes(toy: Path, tmp_path: Path) -> None:
