@@ -19,7 +19,7 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Query, Split, Validation
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine, RoundResult, choose
-from bespoke.engines.host import ClientWork
+from bespoke.engines.host import ClientWork, Scores
 from bespoke.errors import UserError
 from bespoke.method import Method, Transform
 from bespoke.privacy.ledger import Ledger
@@ -263,16 +263,32 @@ class Run:
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def _examine(
-        self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Validation | Query]
+        self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Validation | Query], tell: bool = False
     ) -> dict[str, ValidationScores | QueryScores]:
+        """Scores of every candidate of these clients; `tell` moves the progress bar by a client each."""
         split = self.experiment.split
         key = int(mix("personalize", self.experiment.seed))
         support = split.selection.support if "query" not in parts else split.test.support
-        raw = engine.examine(server, clients, support, parts, key)
+        # heavy models take long: some clients at a time, so that the bar moves and Ctrl-C is heard
+        step = max(len(clients), 1) if engine.choice.vectorized else 16
+        pieces = []
+        for begin in range(0, max(len(clients), 1), step):
+            some = clients[begin : begin + step]
+            pieces.append((len(some), engine.examine(server, some, support, parts, key)))
+            if tell:
+                self.progress.advance(len(some))
+                if self.stop():
+                    raise Interrupted("stopped while making personal models")
+        raw = pieces[0][1] if len(pieces) == 1 else _joined(pieces)
         return {
             part: QueryScores(clients, sums) if part == "query" else ValidationScores(clients, sums)
             for part, sums in raw.items()
         }
+
+    def _clients_examined(self) -> int:
+        split = self.experiment.split
+        held_out = len(split.selection.validation.clients) if split.kind == "cross-device" else 0
+        return len(split.test.query.clients) + held_out
 
     def _pick(self, method: Method, scores: ValidationScores) -> Choice:
         who: Any = getattr(method, "choose", "global")
@@ -291,9 +307,8 @@ class Run:
             return self._finish_selection(engine, server, method)
         if not len(clients):
             raise UserError("no client has rows to be tested on: every client has too few examples for this split")
-        self.progress.begin(f"{self.title or experiment.label}: personal models", 2)
-        scores = self._examine(engine, server, clients, parts)
-        self.progress.advance()
+        self.progress.begin(f"{self.title or experiment.label}: personal models", self._clients_examined())
+        scores = self._examine(engine, server, clients, parts, tell=True)
         query = scores["query"]
         assert isinstance(query, QueryScores)
         if split.kind == "cross-silo":
@@ -301,7 +316,7 @@ class Run:
         else:
             selection = split.selection
             chosen_on = self._examine(
-                engine, server, selection.validation.clients, {"validation": selection.validation}
+                engine, server, selection.validation.clients, {"validation": selection.validation}, tell=True
             ).get("validation")
         picked = Choice(len(names) - 1, {})
         if isinstance(chosen_on, ValidationScores):
@@ -309,7 +324,6 @@ class Run:
             own = scores.get("validation")
             if split.kind == "cross-device" and isinstance(own, ValidationScores):
                 picked = Choice(picked.default, self._pick(method, own).own)
-        self.progress.advance()
         support = split.test.support.sizes()
         self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
         self._write_clients(query, scores.get("validation"), picked, names)
@@ -420,6 +434,20 @@ class Run:
             write_text(path / log, "".join(f"{line}\n" for line in lines))
         entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
         (path / "whole").touch()
+
+
+def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
+    """Scores of consecutive clients as one table; NaN where a piece has no rows in a part."""
+    joined: Scores = {}
+    for part in dict.fromkeys(name for _, scores in pieces for name in scores):
+        example = next(scores[part] for _, scores in pieces if part in scores)
+        for metric, table in example.items():
+            blocks = [
+                scores[part][metric] if part in scores else np.full((clients, table.shape[1]), np.nan)
+                for clients, scores in pieces
+            ]
+            joined.setdefault(part, {})[metric] = np.concatenate(blocks)
+    return joined
 
 
 def _number(value: Any) -> float | None:
