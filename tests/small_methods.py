@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, knob
+from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, add_scaled, norm, scale, subtract, tree_map, zeros_like
@@ -115,8 +115,8 @@ class Offsets(FedAvg):
     name = "offsets"
     downlink = {"params": "the global model", "rate": "the client's own rate", "nested": "and a tree of numbers"}
 
-    def init_server(self, params: Params) -> Tree:
-        return {**super().init_server(params), "rates": torch.tensor([0.5, 1.5])}
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        return {**super().init_server(params, setting), "rates": torch.tensor([0.5, 1.5])}
 
     def unicast(self, server: Tree, client: int) -> Tree:
         return {"rate": server["rates"][client % 2], "nested": {"one": torch.full((3,), float(client))}}

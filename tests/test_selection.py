@@ -101,4 +101,4 @@ def test_mypy_rejects_query_rows_where_validation_rows_are_needed(tmp_path: Path
     assert [line.split(":")[1] for line in errors] == ["9", "10", "11"], done.stdout
     assert 'has incompatible type "Query"; expected "Validation"' in errors[0]
     assert 'has incompatible type "Train"; expected "Validation"' in errors[1]
-    assert 'has incompatible type "QueryScores"; expected "ValidationScores"' in errors[2]
+    assert 'has incompatible type "QueryScores"; expected "ValidationScores | SupportScores"' in errors[2]

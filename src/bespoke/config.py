@@ -6,11 +6,14 @@ import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from bespoke.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from bespoke.selection import Acceptance
 
 
 class _Strict(BaseModel):
@@ -224,8 +227,8 @@ def _check_split(split: SplitConfig, where: str) -> None:
         raise UserError(f"{where}: split.order = 'motley' is that of Motley's cross-silo code; use 'random' or 'time'")
 
 
-def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, Any]]:
-    """(method, rounds, knobs) of a stage, validated against the method's own dataclass."""
+def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, Acceptance | None, dict[str, Any]]:
+    """(method, rounds, acceptance, knobs) of a stage, validated against the method's own dataclass."""
     from bespoke.methods import METHODS
 
     knobs = dict(stage)
@@ -240,7 +243,19 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, dict[str, 
         raise UserError(f"{where}: {name} needs rounds, a whole number of zero or more; found {rounds!r}")
     if rounds and not method.trains:
         raise UserError(f"{where}: {name} has no training rounds, it only makes personal models; leave rounds out")
-    return name, rounds, check_knobs(method, knobs, where, ("method", "rounds"))
+    accept = knobs.pop("accept", None)
+    if accept is not None:
+        accept = check_acceptance(accept, f"{where}: accept")
+    return name, rounds, accept, check_knobs(method, knobs, where, ("method", "rounds", "accept"))
+
+
+def check_acceptance(table: Any, where: str) -> Acceptance:
+    """When a client takes its personal model: `accept = {min_examples = 20, margin = 0.01}`, one of them or both."""
+    from bespoke.selection import Acceptance
+
+    if not isinstance(table, dict) or not table:
+        raise UserError(f"{where} = {table!r}: a table of min_examples, margin, or both")
+    return Acceptance(**check_knobs(Acceptance, table, where))
 
 
 def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:

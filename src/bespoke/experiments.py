@@ -13,9 +13,9 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
 from bespoke.errors import UserError, unknown
-from bespoke.method import Transform
 from bespoke.models import build_task
 from bespoke.privacy.clip import Clip
+from bespoke.privacy.transform import Transform
 from bespoke.rounds import Experiment, Stage
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
@@ -55,10 +55,10 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         raise unknown("metric", metric, task.metrics, "the experiment")
     stages = []
     for place, entry in enumerate(config.stage):
-        name, rounds, knobs = check_stage(entry, f"stage {place}")
+        name, rounds, accept, knobs = check_stage(entry, f"stage {place}")
         from bespoke.methods import METHODS
 
-        stages.append(Stage(METHODS[name](task, **knobs), rounds))
+        stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)

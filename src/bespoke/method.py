@@ -70,6 +70,14 @@ class Cohort:
     excluded: tuple[int, ...] = ()  # those whose update was not finite
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the server knows before the first round."""
+
+    seed: int = 0
+    clients: int = 0  # numbered from 0
+
+
 def knob(default: Any, doc: str, **bounds: Any) -> Any:
     """A hyper-parameter: its default, what it means, and its bounds (ge, gt, le, lt), checked for every experiment."""
     return field(default=default, metadata={"doc": doc, "bounds": bounds})
@@ -91,11 +99,10 @@ class Method:
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params}
 
-    def broadcast(self, server: Tree) -> Tree:
-        """What every client of the cohort is sent."""
+    def broadcast(self, server: Tree) -> Tree:  # what every client of the cohort is sent
         return {"params": server["params"]}
 
     def unicast(self, server: Tree, client: int) -> Tree:
@@ -105,16 +112,17 @@ class Method:
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         return server
 
-    def params(self, server: Tree) -> Params:
-        """The model that the next stage starts from."""
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+        """Numbers of a round worth a line in its log, such as the sizes of clusters."""
+        return {}
+
+    def params(self, server: Tree) -> Params:  # the model that the next stage starts from
         return server["params"]
 
-    def batching(self) -> Batching:
-        """Minibatches of a training round."""
+    def batching(self) -> Batching:  # minibatches of a training round
         return Batching()
 
-    def init_private(self, params: Params) -> Tree:
-        """What a client holds before its first round."""
+    def init_private(self, params: Params) -> Tree:  # what a client holds before its first round
         return {}
 
     stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
@@ -123,12 +131,14 @@ class Method:
         """One round on one client: (new private state, what it sends)."""
         raise NotImplementedError(f"{self.name} has no training rounds")
 
-    def support_batching(self) -> Batching:
-        """Minibatches of the rows a client adapts on."""
+    def support_batching(self) -> Batching:  # minibatches of the rows a client adapts on
         return Batching()
 
+    choose = "global"  # who chooses among candidates: see bespoke.selection.choose
+    keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
+
     def candidates(self) -> tuple[str, ...]:
-        """Names of the personal models that `personalize` yields; one of them is chosen on validation data."""
+        """Names of the models that `personalize` yields, the shared one first; one is chosen on validation data."""
         return ("model",)
 
     def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:
@@ -137,13 +147,3 @@ class Method:
 
     def predict(self, personal: Any, batch: Params) -> Tensor:
         return self.task.predict(personal, batch)
-
-
-class Transform(Protocol):
-    """Clip, noise, compress: a client half on what leaves, a server half on the sum, undone in reverse order."""
-
-    @property
-    def fields(self) -> tuple[str, ...]: ...  # the uplink fields it acts on
-
-    def client(self, up: Tree) -> Tree: ...
-    def server(self, cohort: Cohort) -> Cohort: ...

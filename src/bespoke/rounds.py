@@ -7,7 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,21 +16,25 @@ from numpy.typing import NDArray
 
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
-from bespoke.data.splits import Query, Split, Validation
+from bespoke.data.splits import Query, Split, Support, Validation
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine, RoundResult, choose
 from bespoke.engines.host import ClientWork, Scores
 from bespoke.errors import UserError
-from bespoke.method import Method, Transform
+from bespoke.method import Method, Setting
 from bespoke.privacy.ledger import Ledger
+from bespoke.privacy.transform import Transform
 from bespoke.randomness import generator, mix
 from bespoke.runfolder import Checkpoint, RunFolder
 from bespoke.sampling import Draw, Sampler
-from bespoke.selection import Choice, QueryScores, ValidationScores
+from bespoke.selection import Acceptance, Choice, QueryScores, SupportScores, ValidationScores, accepted
 from bespoke.selection import choose as choose_candidate
 from bespoke.tensors import Params, Tree, count
 
 Ints = NDArray[np.int64]
+AnyScores = ValidationScores | SupportScores | QueryScores
+Scored = Support | Validation | Query
+SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
 MOST_WATCHED = 200  # validation clients scored for the learning curve; the final choice uses all
 
 
@@ -58,6 +62,7 @@ class Stage:
 
     method: Method
     rounds: int
+    accept: Acceptance | None = None  # when a client takes its personal model
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ class Experiment:
     @property
     def lower_is_better(self) -> bool:
         return self.metric in self.task.lower_is_better
+
+    def setting(self, place: int) -> Setting:
+        """What the server knows before the first round of a stage."""
+        return Setting(int(mix("stage", self.seed, place)) & 0x7FFFFFFF, len(self.population))
 
 
 @dataclass
@@ -150,7 +159,7 @@ class Run:
     def _stage(self, engine: Engine, place: int, stage: Stage, params: Params, found: Checkpoint | None) -> Tree:
         experiment, method = self.experiment, stage.method
         engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
-        server, begin = method.init_server(params), 0
+        server, begin = method.init_server(params, experiment.setting(place)), 0
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
             self.segments = []
@@ -168,10 +177,10 @@ class Run:
             self._clear_private()  # after the checkpoint: the one before it names these files
             shared = self._cached(place)
             if shared is not None:
-                return self._adopt(engine, place, stage, shared)
+                return self._adopt(engine, place, stage, params, shared)
         else:
             server, begin, self.segments = found.server, found.round, list(found.segments)
-            server = _restore_empty(method.init_server(params), server)
+            server = _restore_empty(method.init_server(params, experiment.setting(place)), server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.folder.truncate_logs(found.logs)
             self._clear_private()  # segments of a checkpoint that was never finished
@@ -241,6 +250,7 @@ class Run:
             "dropped": len(draw.contacted) - len(draw.reported) if draw else 0,
             **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
             "examples": outcome.examples if outcome else 0, "validation": validation,
+            **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
         })  # fmt: skip
         point = validation and validation[experiment.metric]
         return f"{experiment.metric} {point:.4g}" if point is not None else ""
@@ -257,18 +267,20 @@ class Run:
         scores = self._examine(engine, server, clients, {"validation": selection.validation})
         validation = scores["validation"]
         assert isinstance(validation, ValidationScores)
-        picked = self._pick(method, validation)
+        picked = self._pick(method, scores)
         means = {m: float(np.nanmean(validation.at(picked, m))) for m in self.experiment.task.metrics}
         return {m: value if np.isfinite(value) else None for m, value in means.items()}
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def _examine(
-        self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Validation | Query], tell: bool = False
-    ) -> dict[str, ValidationScores | QueryScores]:
+        self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False
+    ) -> dict[str, AnyScores]:
         """Scores of every candidate of these clients; `tell` moves the progress bar by a client each."""
         split = self.experiment.split
         key = int(mix("personalize", self.experiment.seed))
         support = split.selection.support if "query" not in parts else split.test.support
+        if engine.work.method.choose == "support":
+            parts = {**parts, "support": support}
         # heavy models take long: some clients at a time, so that the bar moves and Ctrl-C is heard
         step = max(len(clients), 1) if engine.choice.vectorized else 16
         pieces = []
@@ -280,28 +292,41 @@ class Run:
                 if self.stop():
                     raise Interrupted("stopped while making personal models")
         raw = pieces[0][1] if len(pieces) == 1 else _joined(pieces)
-        return {
-            part: QueryScores(clients, sums) if part == "query" else ValidationScores(clients, sums)
-            for part, sums in raw.items()
-        }
+        return {part: SCORES[part](clients, sums) for part, sums in raw.items()}
 
     def _clients_examined(self) -> int:
         split = self.experiment.split
         held_out = len(split.selection.validation.clients) if split.kind == "cross-device" else 0
         return len(split.test.query.clients) + held_out
 
-    def _pick(self, method: Method, scores: ValidationScores) -> Choice:
-        who: Any = getattr(method, "choose", "global")
-        allowed = None
-        if not getattr(method, "keep_shared", True):
-            allowed = list(range(1, len(method.candidates())))
-        return choose_candidate(scores, self.experiment.metric, self.experiment.lower_is_better, who, allowed)
+    def _pick(self, method: Method, scores: dict[str, AnyScores]) -> Choice:
+        """Which candidate each of these clients uses, by the method's rule of who chooses on what."""
+        who: Any = method.choose
+        lower, metric = self.experiment.lower_is_better, self.experiment.metric
+        allowed = None if method.keep_shared else list(range(1, len(method.candidates())))
+        found: Any = scores.get("support" if who == "support" else "validation")
+        if found is None:  # nobody can choose: the last candidate, which was trained longest
+            return Choice(len(method.candidates()) - 1, {})
+        if who == "support":
+            lower, metric = True, "loss"
+        return choose_candidate(found, metric, lower, who, allowed)
+
+    def _accepted(self, picked: Choice, stage: Stage, scores: dict[str, AnyScores], clients: Ints) -> Choice:
+        if stage.accept is None:
+            return picked
+        split = self.experiment.split
+        support = split.test.support if "query" in scores else split.selection.support
+        own: Any = scores.get("validation")
+        return accepted(
+            picked, stage.accept, own, support.sizes(clients), clients, self.experiment.metric,
+            self.experiment.lower_is_better,
+        )  # fmt: skip
 
     def _finish(self, engine: Engine, server: Tree, params: Params) -> dict[str, Any]:
         experiment = self.experiment
         split, method = experiment.split, experiment.stages[-1].method
         names = method.candidates()
-        parts: dict[str, Validation | Query] = {"validation": split.test.validation, "query": split.test.query}
+        parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
         clients = split.test.query.clients
         if self.select_only:
             return self._finish_selection(engine, server, method)
@@ -311,31 +336,38 @@ class Run:
         scores = self._examine(engine, server, clients, parts, tell=True)
         query = scores["query"]
         assert isinstance(query, QueryScores)
-        if split.kind == "cross-silo":
-            chosen_on = scores.get("validation")
-        else:
+        held_out = scores
+        if split.kind == "cross-device":
             selection = split.selection
-            chosen_on = self._examine(
-                engine, server, selection.validation.clients, {"validation": selection.validation}, tell=True
-            ).get("validation")
-        picked = Choice(len(names) - 1, {})
-        if isinstance(chosen_on, ValidationScores):
-            picked = self._pick(method, chosen_on)
-            own = scores.get("validation")
-            if split.kind == "cross-device" and isinstance(own, ValidationScores):
-                picked = Choice(picked.default, self._pick(method, own).own)
+            watched: dict[str, Scored] = {"validation": selection.validation}
+            held_out = self._examine(engine, server, selection.validation.clients, watched, tell=True)
+        picked = self._pick(method, held_out)
+        chosen_on = held_out.get("validation")
+        if split.kind == "cross-device":  # what is common was chosen on the validation clients, the rest by each itself
+            picked = Choice(picked.default, self._pick(method, scores).own)
+        plain, picked = picked, self._accepted(picked, experiment.stages[-1], scores, clients)
         support = split.test.support.sizes()
         self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
         self._write_clients(query, scores.get("validation"), picked, names)
-        return self._write_result(chosen_on, query, picked, names, params)
+        acceptance = self._acceptance(query, plain, picked)
+        return self._write_result(chosen_on, query, picked, names, params, acceptance)
+
+    def _acceptance(self, query: QueryScores, plain: Choice, picked: Choice) -> dict[str, Any]:
+        """What acceptance did, for result.json: who took the personal model, and the mean had everyone done so."""
+        rule = self.experiment.stages[-1].accept
+        if rule is None:
+            return {}
+        taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
+        without = _number(np.nanmean(query.at(plain, self.experiment.metric)))
+        return {"accept": {**asdict(rule), "accepted": taken, "query_without": without}}
 
     def _finish_selection(self, engine: Engine, server: Tree, method: Method) -> dict[str, Any]:
         validation = self.experiment.split.selection.validation
         value = None
         if len(validation.clients):
-            scores = self._examine(engine, server, validation.clients, {"validation": validation})["validation"]
-            assert isinstance(scores, ValidationScores)
-            value = _number(np.nanmean(scores.at(self._pick(method, scores), self.experiment.metric)))
+            scores = self._examine(engine, server, validation.clients, {"validation": validation})
+            picked = self._pick(method, scores)
+            value = _number(np.nanmean(scores["validation"].at(picked, self.experiment.metric)))
         self.folder.write_result({"label": self.experiment.label, "seed": self.experiment.seed, "validation": value})
         return self.folder.result() or {}
 
@@ -360,8 +392,9 @@ class Run:
         self.folder.write_table("clients.parquet", table)
 
     def _write_result(
-        self, chosen_on: Any, query: QueryScores, picked: Choice, names: tuple[str, ...], params: Params
-    ) -> dict[str, Any]:
+        self, chosen_on: Any, query: QueryScores, picked: Choice, names: tuple[str, ...], params: Params,
+        acceptance: dict[str, Any],
+    ) -> dict[str, Any]:  # fmt: skip
         experiment = self.experiment
         task, metric = experiment.task, experiment.metric
         rounds = self.folder.read_log("rounds.jsonl")
@@ -384,7 +417,7 @@ class Run:
             "query": _number(np.nanmean(query.at(picked, metric))),
             "chosen": {"candidate": common, "by_client": bool(picked.own)} if len(names) > 1 else {},
             "candidates": {name: _number(value) for name, value in curve.items()} if len(names) > 1 else {},
-            "notes": [],
+            **acceptance, "notes": [],
         }  # fmt: skip
         own = {experiment.population.ids[client]: candidate for client, candidate in picked.own.items()}
         write_text(self.folder.path / "choices.json", json.dumps({"default": picked.default, "own": own}))
@@ -409,7 +442,7 @@ class Run:
         path = self.cache / self._stage_key(place)
         return RunFolder(path) if (path / "whole").exists() else None
 
-    def _adopt(self, engine: Engine, place: int, stage: Stage, shared: RunFolder) -> Tree:
+    def _adopt(self, engine: Engine, place: int, stage: Stage, params: Params, shared: RunFolder) -> Tree:
         """Take over a stage that another run has trained: its parameters and its lines in the logs."""
         found = shared.latest()
         assert found is not None
@@ -417,7 +450,8 @@ class Run:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
-        server = _restore_empty(stage.method.init_server(stage.method.params(found.server)), found.server)
+        template = stage.method.init_server(params, self.experiment.setting(place))
+        server = _restore_empty(template, found.server)
         self._save(engine, place, stage.rounds, server)
         return server
 

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bespoke.method import knob
 from bespoke.models.task import finished
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+# all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
+Who = Literal["global", "client", "support", "last"]
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,23 @@ class ValidationScores(_Scores):
     """Scores on validation rows: choices are made on these."""
 
 
+class SupportScores(_Scores):
+    """Scores on the rows a client adapts on: by their loss it may choose among models that others have trained."""
+
+
 class QueryScores(_Scores):
     """Scores on query rows: results, on which nothing is chosen."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A client takes its personal model only if it has enough examples and gains enough on its own validation rows.
+
+    `margin` is relative: the personal model has to beat the shared one by this part of the shared one's value.
+    """
+
+    min_examples: int = knob(0, "least number of examples a client adapts on", ge=0)
+    margin: float | None = knob(None, "least gain on its validation rows, as a part of the shared model's value", ge=0)
 
 
 @dataclass(frozen=True)
@@ -55,18 +73,19 @@ class Choice:
 
 
 def choose(
-    scores: ValidationScores,
+    scores: ValidationScores | SupportScores,
     metric: str,
     lower_is_better: bool,
-    who: Literal["global", "client", "last"] = "global",
+    who: Who = "global",
     allowed: list[int] | None = None,
 ) -> Choice:
     """The best candidate by the unweighted mean over clients, or by each client's own rows. Ties keep the earlier.
 
     `allowed` restricts the candidates (indices). A client without validation rows follows the common choice.
     """
-    if not isinstance(scores, ValidationScores):
-        raise TypeError(f"choices are made on ValidationScores, not on {type(scores).__name__}: that would leak")
+    allowed_type = SupportScores if who == "support" else ValidationScores
+    if not isinstance(scores, allowed_type):
+        raise TypeError(f"choices are made on {allowed_type.__name__}, not on {type(scores).__name__}: that would leak")
     values = scores.values(metric)
     candidates = np.arange(values.shape[1]) if allowed is None else np.array(allowed)
     if who == "last":
@@ -82,3 +101,32 @@ def choose(
         return Choice(common, {})
     own = candidates[np.argmin(cost[:, candidates], axis=1)]
     return Choice(common, {int(c): int(k) for c, k, s in zip(scores.clients, own, seen) if s})
+
+
+def accepted(
+    choice: Choice, rule: Acceptance, scores: ValidationScores | None, examples: Ints, clients: Ints,
+    metric: str, lower_is_better: bool,
+) -> Choice:  # fmt: skip
+    """The choice after each client's own look: who has too few examples or gains too little keeps the shared model (0).
+
+    With a margin, a client without validation rows of its own has nothing to show and keeps the shared model.
+    """
+    takes = examples >= rule.min_examples
+    if rule.margin is not None:
+        takes &= _gains(choice, rule.margin, scores, clients, metric, lower_is_better)
+    picked = np.where(takes, choice.of(clients), 0)
+    return Choice(choice.default, {**choice.own, **dict(zip(clients.tolist(), picked.tolist()))})
+
+
+def _gains(
+    choice: Choice, margin: float, scores: ValidationScores | None, clients: Ints, metric: str, lower_is_better: bool
+) -> NDArray[np.bool_]:
+    if scores is None:
+        return np.zeros(len(clients), dtype=bool)
+    if not isinstance(scores, ValidationScores):
+        raise TypeError(f"models are accepted on ValidationScores, not on {type(scores).__name__}: that would leak")
+    assert np.array_equal(scores.clients, clients)
+    shared, personal = scores.at(Choice(0, {}), metric), scores.at(choice, metric)
+    gain = (shared - personal) if lower_is_better else (personal - shared)
+    with np.errstate(invalid="ignore"):
+        return gain > margin * np.abs(shared)

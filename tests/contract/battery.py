@@ -14,9 +14,10 @@ from bespoke.data.splits import Train
 from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.engines.private import PrivateTable
-from bespoke.method import Method, Transform
+from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.methods.finetune import FineTune
+from bespoke.privacy.transform import Transform
 from bespoke.tensors import Params, Tree, flatten
 from small_worlds import BATCH, World
 

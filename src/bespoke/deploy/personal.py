@@ -61,7 +61,7 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     host.open(ClientWork(method, experiment.split.train, experiment.transforms), start)
     for name in found.segments:
         host.load_private(folder.path / "private" / name)
-    server = method.init_server(start) if found.round < 0 else found.server
+    server = found.server if found.round >= 0 else method.init_server(start, experiment.setting(found.stage))
     own = method.unicast(server, client)
     choices = read_choices(folder.path)
     candidate = choices["own"].get(experiment.population.ids[client], choices["default"])

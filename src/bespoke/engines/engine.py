@@ -175,7 +175,7 @@ class Engine:
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def examine(
-        self, server: Tree, clients: Ints, support: Support, parts: dict[str, Validation | Query], key: int
+        self, server: Tree, clients: Ints, support: Support, parts: dict[str, Support | Validation | Query], key: int
     ) -> Scores:
         """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates)."""
         from bespoke.tensors import take

@@ -21,9 +21,10 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
-from bespoke.method import Batching, Method, Reveal, Transform
+from bespoke.method import Batching, Method, Reveal
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
+from bespoke.privacy.transform import Transform
 from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
@@ -187,7 +188,7 @@ class Host:
         own: Tree | None,
         clients: Ints,
         support: Support,
-        parts: dict[str, Validation | Query],
+        parts: dict[str, Support | Validation | Query],
         key: int,
     ) -> Scores:
         """Make every client's candidate personal models and score each of them on the rows of `parts`."""

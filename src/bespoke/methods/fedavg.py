@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, knob
+from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.tensors import Params, Tree, scale, subtract
@@ -38,7 +38,7 @@ class FedAvg(Method):
     uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM}
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params, "optimizer": self.server.init(params)}
 
     def batching(self) -> Batching:
