@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from bespoke.randomness import mix, shuffles
 from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
+NOTHING = torch.zeros((1, 1), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -115,60 +117,98 @@ def steps_of(sizes: Ints, batching: Batching) -> Ints:
     return -(-sizes // batching.size)
 
 
+class Layout:
+    """How some clients' rows lie and fall into batches: what stays the same in every round of the same cohort."""
+
+    def __init__(self, part: Rows, clients: Ints, batching: Batching) -> None:
+        self.part, self.clients, self.batching = part, clients, batching
+        self.rows, self.sizes = part.of(clients)
+        self.steps = steps_of(self.sizes, batching)
+        self.begins = np.cumsum(self.sizes) - self.sizes
+        self._frames: dict[bytes, Stacked] = {}
+
+    def serves(self, part: Rows, clients: Ints, batching: Batching) -> bool:
+        """Whether it is the layout of these."""
+        same = part is self.part and batching == self.batching
+        return same and (clients is self.clients or np.array_equal(clients, self.clients))
+
+    @cached_property
+    def starts(self) -> Ints:
+        return np.repeat(self.begins, self.sizes)
+
+    def draw(self, key: int | None) -> Orders:
+        """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
+        population, batching, rows = self.part.population, self.batching, self.rows
+        columns, shift = population.fetch(self.clients, ("x", "y"))
+        if shift.any():
+            rows = rows + np.repeat(shift, self.sizes)
+        if key is None or not batching.shuffle:
+            return Orders(self, columns, [rows])
+        keys = population.keys[self.clients]
+        rounds = batching.epochs if batching.reshuffle else 1
+        orders = [rows[self.starts + shuffles(mix(key, epoch), keys, self.sizes)] for epoch in range(rounds)]
+        return Orders(self, columns, orders)
+
+    def frame(self, positions: Ints) -> Stacked:
+        """What `Stacked` holds of these clients besides their rows."""
+        name = positions.tobytes()
+        if name not in self._frames:
+            self._frames[name] = self._framed(positions)
+        return self._frames[name]
+
+    def _framed(self, positions: Ints) -> Stacked:
+        sizes, steps, batching = self.sizes[positions], self.steps[positions], self.batching
+        size, depth = min(batching.size, max(int(sizes.max()), 1)), max(int(steps.max()), 1)
+        used = sizes
+        if batching.drop_last:  # a client smaller than a batch keeps its only, partial one
+            used = np.where(sizes < batching.size, sizes, steps * batching.size)
+        begin = np.minimum(self.begins[positions], max(len(self.rows), 1) - 1)
+        even = bool((used == depth * size).all())
+        counts = torch.from_numpy(sizes.astype(np.float32))
+        return Stacked(
+            {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, size, depth, batching.epochs, even
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Orders:
     """The rows of some clients in the order they are to be used: one concatenated list per epoch."""
 
+    layout: Layout
     columns: Params
-    sizes: Ints
     rows: list[Ints]  # one entry, or one per epoch
-    batching: Batching
 
     @classmethod
     def draw(cls, part: Rows, clients: Ints, batching: Batching, key: int | None) -> Orders:
-        """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
-        rows, sizes = part.of(clients)
-        columns, shift = part.population.fetch(clients, ("x", "y"))
-        if shift.any():
-            rows = rows + np.repeat(shift, sizes)
-        if key is None or not batching.shuffle:
-            return cls(columns, sizes, [rows], batching)
-        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        keys = part.population.keys[clients]
-        rounds = batching.epochs if batching.reshuffle else 1
-        orders = [rows[starts + shuffles(mix(key, epoch), keys, sizes)] for epoch in range(rounds)]
-        return cls(columns, sizes, orders, batching)
+        return Layout(part, clients, batching).draw(key)
+
+    @property
+    def sizes(self) -> Ints:
+        return self.layout.sizes
 
     @property
     def steps(self) -> Ints:
-        return steps_of(self.sizes, self.batching)
+        return self.layout.steps
 
     def sliced(self, position: int) -> Sliced:
         """One client's batches, for the loop."""
-        size, begin = int(self.sizes[position]), int(self.sizes[:position].sum())
-        steps = int(self.steps[position])
-        used = min(size, steps * self.batching.size) if self.batching.drop_last else size
+        layout, batching = self.layout, self.layout.batching
+        size, begin, steps = (int(of[position]) for of in (layout.sizes, layout.begins, layout.steps))
+        used = min(size, steps * batching.size) if batching.drop_last else size
         index = torch.from_numpy(np.stack([rows[begin : begin + used] for rows in self.rows]))
         data = {n: column[index.flatten()].unflatten(0, index.shape) for n, column in self.columns.items()}
         data["mask"] = torch.ones(index.shape)
-        return Sliced(data, self.batching.size, self.batching.epochs, torch.tensor(float(size)), steps)
+        return Sliced(data, batching.size, batching.epochs, torch.tensor(float(size)), steps)
 
     def stacked(self, positions: Ints) -> Stacked:
         """The batches of several clients, padded to the longest, for vmap."""
-        sizes, steps = self.sizes[positions], self.steps[positions]
-        size, depth = min(self.batching.size, max(int(sizes.max()), 1)), max(int(steps.max()), 1)
-        used = sizes
-        if self.batching.drop_last:  # a client smaller than a batch keeps its only, partial one
-            used = np.where(sizes < self.batching.size, sizes, steps * self.batching.size)
-        orders = np.stack(self.rows) if len(self.rows) > 1 else self.rows[0][None]
-        if not orders.shape[1]:
-            orders = np.zeros((1, 1), dtype=np.int64)  # nobody has rows: all is padding
-        begin = np.minimum((np.cumsum(self.sizes) - self.sizes)[positions], orders.shape[1] - 1)
-        even = bool((used == depth * size).all())
-        counts = torch.from_numpy(sizes.astype(np.float32))
+        orders = NOTHING  # nobody has rows: all is padding
+        if len(self.rows[0]):
+            orders = torch.from_numpy(np.stack(self.rows) if len(self.rows) > 1 else self.rows[0][None])
+        frame = self.layout.frame(positions)
         return Stacked(
-            self.columns, torch.from_numpy(orders), torch.from_numpy(begin), torch.from_numpy(used), counts,
-            size, depth, self.batching.epochs, even,
+            self.columns, orders, frame.begin, frame.used, frame.examples, frame.size, frame.steps, frame.repeats,
+            frame.even,
         )  # fmt: skip
 
 

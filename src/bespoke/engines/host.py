@@ -7,7 +7,6 @@ The same host runs in this process, in a worker process, or (later) in a Ray act
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
-from bespoke.engines.batches import Orders, Sliced, Stacked, buckets
+from bespoke.engines.batches import Layout, Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal
 from bespoke.models import kernels
@@ -52,6 +51,16 @@ class ClientWork:
     method: Method
     train: Train
     transforms: tuple[Transform, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cohort's layout and how it is executed; a cohort that comes again, as silos do, is planned once."""
+
+    layout: Layout
+    chunks: list[Ints]
+    steps: int
+    examples: int
 
 
 @dataclass
@@ -95,6 +104,8 @@ class Host:
         # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
         self.stacks = compiled and work.method.stackable and not work.transforms
+        self.train_rows = self._held(work.train)
+        self.plan: Plan | None = None
 
     def _use_threads(self) -> None:
         # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
@@ -112,10 +123,12 @@ class Host:
         """One round on these clients; `own` is stacked unicast, one row a client."""
         self._use_threads()
         method = self.work.method
-        orders = Orders.draw(self._held(self.work.train), clients, method.batching(), key)
-        result = Partial()
-        filled = np.flatnonzero(orders.sizes > 0)  # a client without rows has nothing to say
-        for positions in self._chunks(orders, filled):
+        batching = method.batching()
+        if self.plan is None or not self.plan.layout.serves(self.train_rows, clients, batching):
+            self.plan = self._planned(Layout(self.train_rows, clients, batching))
+        orders = self.plan.layout.draw(key)
+        result = Partial(steps=self.plan.steps, examples=self.plan.examples)
+        for positions in self.plan.chunks:
             chosen = clients[positions]
             private = self.private.read(chosen)
             mine = take(own, torch.from_numpy(positions)) if own else {}
@@ -128,19 +141,23 @@ class Host:
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
             self._collect(result, chosen, new, up)
-            result.steps += int(orders.steps[positions].sum()) * method.batching().epochs
-            result.examples += int(orders.sizes[positions].sum()) * method.batching().epochs
         return result
 
-    def _chunks(self, orders: Orders, positions: Ints) -> Iterable[Ints]:
+    def _planned(self, layout: Layout) -> Plan:
+        epochs = layout.batching.epochs
+        return Plan(layout, self._chunks(layout), int(layout.steps.sum()) * epochs, int(layout.sizes.sum()) * epochs)
+
+    def _chunks(self, layout: Layout) -> list[Ints]:
+        """The positions of clients that are executed together."""
+        positions = np.flatnonzero(layout.sizes > 0)  # a client without rows has nothing to say
         if not len(positions):
             return []
         if not self.mode.vectorized:
             # one at a time, so that the memory held is one client's update, whatever the cohort
-            return (positions[i : i + 1] for i in range(len(positions)))
+            return [positions[i : i + 1] for i in range(len(positions))]
         if self.mode.gradient == "fused":  # compiled descent never touches padding: no need to sort by steps
             return np.array_split(positions, -(-len(positions) // self.mode.chunk))
-        return (positions[bucket] for bucket in buckets(orders.steps[positions], self.mode.chunk, LAUNCH_COST))
+        return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
 
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)
@@ -196,7 +213,7 @@ class Host:
         orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
         scored = {name: Orders.draw(self._held(rows), clients, WHOLE, None) for name, rows in parts.items()}
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
-        for positions in self._chunks(orders, np.flatnonzero(orders.sizes > 0)):
+        for positions in self._chunks(orders.layout):
             private = self.private.read(clients[positions])
             mine = take(own, torch.from_numpy(positions)) if own else {}
             if self.mode.vectorized:

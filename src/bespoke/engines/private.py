@@ -55,8 +55,8 @@ class PrivateTable:
         return self._unpack(packed)
 
     def write(self, clients: Iterable[int], state: Tree) -> None:
-        chosen = [int(client) for client in clients]
-        if self and chosen:
+        chosen = [int(client) for client in clients] if self else []
+        if chosen:
             self._store(chosen, self._pack(flatten(state), len(chosen)))
 
     def _store(self, clients: list[int], packed: NDArray[np.uint8]) -> None:

@@ -62,6 +62,6 @@ class FedAvg(Method):
         return private, {"delta": scale(subtract(trained, down["params"]), weight), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
-        mean = scale(cohort.sums["delta"], 1.0 / cohort.sums["weight"])
+        mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())
         params, optimizer = self.server.step(server["optimizer"], server["params"], mean)
         return {"params": params, "optimizer": optimizer}

@@ -49,7 +49,7 @@ class ServerOptimizer:
         if self.weight_decay:
             update = {name: u - self.weight_decay * params[name] for name, u in update.items()}
         if self.name == "sgd":
-            return {name: p + self.lr * update[name] for name, p in params.items()}, {}
+            return {name: torch.add(p, update[name], alpha=self.lr) for name, p in params.items()}, {}
         time = state["time"] + 1
         new: Tree = {"time": time}
         if "moment" in state:

@@ -8,10 +8,11 @@ other. They join `torch.func.vmap` as one operation that knows how to run for al
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from torch import Tensor
 
 # reorder sums as hardware likes, but keep NaN and infinity: a client that diverges must be seen to do so
 FAST = {"reassoc", "contract", "arcp", "nsz"}
-WORTH_A_THREAD = 3_000_000
+WORTH_A_THREAD = 1_000_000
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
 # all of fastmath but `nnan` and `ninf`: a client that is not finite has to come out as such, to be left out
 _LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
 
 
+_turn = Lock()  # one descent at a time has the helpers
 _count = 1  # threads of a descent: changes how fast it is, never what it gives
 
 
@@ -141,12 +143,53 @@ def _compiled() -> Callable[..., None]:
     return clients
 
 
+class _Helper:
+    """A thread that sleeps until it is given a share. Two locks: a pool with its futures costs more than the share."""
+
+    def __init__(self) -> None:
+        self.go, self.done = Lock(), Lock()
+        self.go.acquire()
+        self.done.acquire()
+        self.job: tuple[Any, ...] = ()
+        self.failure: BaseException | None = None
+        Thread(target=self._serve, name="bespoke-descent", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self.go.acquire()
+            kernel, *arguments = self.job
+            try:
+                kernel(*arguments)
+            except BaseException as error:  # it belongs to whoever waits
+                self.failure = error
+            self.done.release()
+
+    def start(self, *job: Any) -> None:
+        self.job = job
+        self.go.release()
+
+    def finish(self) -> None:
+        self.done.acquire()
+        self.job, failure, self.failure = (), self.failure, None
+        if failure:
+            raise failure
+
+
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="bespoke-descent")
+def _helper(place: int, process: int) -> _Helper:
+    """The process's own: threads do not survive a fork."""
+    return _Helper()
 
 
-def descend_linear(loss: str, batches: Any, weight: Tensor, bias: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+def _per_client(value: float | Tensor, clients: int) -> Any:
+    if isinstance(value, Tensor):
+        return value.float().expand(clients).contiguous().numpy()
+    return np.full(clients, value, np.float32)
+
+
+def descend_linear(
+    loss: str, batches: Any, weight: Tensor, bias: Tensor, *rest: Tensor | float
+) -> tuple[Tensor, Tensor]:
     """All steps of one client (inside vmap) or of stacked clients; rest: anchor weight and bias, lr, decay, pull."""
     rows = batches.columns["x"], batches.columns["y"], batches.orders
     each = batches.begin, batches.used, weight, bias, *rest
@@ -160,7 +203,8 @@ class LinearDescent(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         *each, size, repeats, loss = arguments
-        weight, bias = _descend(x, y, orders, *(value[None] for value in each), size, repeats, loss)
+        alone = (value[None] if isinstance(value, Tensor) else value for value in each)
+        weight, bias = _descend(x, y, orders, *alone, size, repeats, loss)
         return weight[0], bias[0]
 
     @staticmethod
@@ -177,7 +221,10 @@ class LinearDescent(torch.autograd.Function):
 
 
 def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Of `begin` on, each argument has a row per client, or is the same for all and has none."""
+    """Of `begin` on, each argument has a row per client, or is the same for all and has none.
+
+    A small model's round takes less than a millisecond: each operation here is worth leaving out.
+    """
     begin, used, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, size, repeats, loss = arguments
     clients = len(begin)
     w = torch.empty(clients, *weight.shape[-2:]).copy_(weight)
@@ -187,7 +234,7 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
         x.numpy(), y.numpy(), np.float32(1 / 255) if x.dtype == torch.uint8 else np.float32(1), orders.numpy(),
         begin.numpy(), counts, size, repeats, w.numpy(), b.numpy(),
         anchor_weight.reshape(-1, *w.shape[1:]).numpy(), anchor_bias.reshape(-1, b.shape[1]).numpy(),
-        *(value.expand(clients).contiguous().numpy() for value in (lr, decay, pull)), LOSSES[loss],
+        *(_per_client(value, clients) for value in (lr, decay, pull)), LOSSES[loss],
     )  # fmt: skip
     kernel = _compiled()
     # waking a thread takes as long as some millions of products
@@ -199,8 +246,11 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
     work = np.cumsum(counts)  # contiguous shares of about equal work; the first is done by this thread
     cuts = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads) + 1
     ends = [0, *np.minimum(cuts, clients).tolist(), clients]
-    others = [_threads(threads - 1).submit(kernel, low, high, *settings) for low, high in pairwise(ends[1:])]
-    kernel(ends[0], ends[1], *settings)
-    for other in others:
-        other.result()
+    with _turn:
+        helpers = [_helper(place, os.getpid()) for place in range(threads - 1)]
+        for helper, (low, high) in zip(helpers, pairwise(ends[1:])):
+            helper.start(kernel, low, high, *settings)
+        kernel(ends[0], ends[1], *settings)
+        for helper in helpers:
+            helper.finish()
     return w, b

@@ -94,7 +94,7 @@ class BaseTask:
         start = params if anchor is None else anchor
         weight, bias = descend_linear(
             self.kernel_of(), batches, params["weight"], params["bias"], start["weight"], start["bias"],
-            *(torch.as_tensor(value, dtype=torch.float32) for value in (lr, decay + self.l2, pull)),
+            lr, decay + self.l2, pull,
         )  # fmt: skip
         return {"weight": weight, "bias": bias}
 
