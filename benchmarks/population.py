@@ -45,9 +45,11 @@ def child(path: Path) -> dict[str, float]:
     with Engine(population, choose(population, work, params, COHORT, workers=0)) as engine:
         engine.open(work, params)
         server = method.init_server(params)
+        coming = sampler.draw(0).reported
         for number in range(ROUNDS):
             begin = time.perf_counter()
-            outcome = engine.round(server, sampler.draw(number).reported, number)
+            clients, coming = coming, sampler.draw(number + 1).reported
+            outcome = engine.round(server, clients, number, coming)
             server = method.server_round(server, outcome.cohort)
             seconds.append(time.perf_counter() - begin)
     return {

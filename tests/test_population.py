@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bespoke.data import arrays
 from bespoke.data.population import Names, Population
 from bespoke.data.splits import everything
 from bespoke.data.synthetic import write_large
@@ -158,3 +160,32 @@ def test_a_million_clients_open_at_once(tmp_path: Path) -> None:
     assert _held() - before < 2e6
     assert _one_round(found, 100) == 100
     assert _held() - before < 16e6  # the positions of the clients are 8 MB
+
+
+def test_rows_read_ahead_are_the_rows(tmp_path: Path) -> None:
+    sizes = [3, 1, 4, 2]
+    rows = np.arange(sum(sizes))
+    owner = np.repeat([f"c{i}" for i in range(len(sizes))], sizes)
+    Population.build({"x": (rows * 1.5).astype(np.float32)[:, None], "y": rows}, owner).save(tmp_path)
+    population = Population.open(tmp_path)
+    for expected, asked in [((2, 0), (2, 0)), ((1,), (3, 1)), (None, (0,))]:  # as announced, otherwise, and not at all
+        if expected:
+            population.expect(np.array(expected), ("x", "y"))
+        columns, shift = population.fetch(np.array(asked), ("x", "y"))
+        own = np.concatenate([rows[population.offsets[c] : population.offsets[c + 1]] for c in asked])
+        assert columns["y"].tolist() == own.tolist()
+        assert columns["x"][:, 0].tolist() == (own * 1.5).tolist()
+        assert (population.offsets[list(asked)] + shift).tolist() == [0, *np.cumsum([sizes[c] for c in asked])[:-1]]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_population_cut_short_is_refused(tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:  # as without the extra `fast`
+        monkeypatch.setattr(arrays, "_read_loop", lambda: arrays._read_one_by_one)
+    Population.build({"x": np.zeros((8, 5), np.float32), "y": np.arange(8)}, np.repeat(["a", "b"], 4)).save(tmp_path)
+    population = Population.open(tmp_path)
+    assert population.fetch(np.array([1]), ("y",))[0]["y"].tolist() == [4, 5, 6, 7]
+    whole = (tmp_path / "columns.safetensors").stat().st_size
+    os.truncate(tmp_path / "columns.safetensors", whole - 9)
+    with pytest.raises(UserError, match="could not be read to its end"):
+        population.fetch(np.array([1]), ("x", "y"))

@@ -195,13 +195,14 @@ class Run:
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
+        coming = sampler.draw(begin + 1)
         for number in range(begin + 1, stage.rounds + 1):
             began = time.monotonic()
-            draw = sampler.draw(number)
+            draw, coming = coming, sampler.draw(number + 1)
             outcome = None
             if len(draw.reported):
                 key = int(mix("round", experiment.seed, place, number))
-                outcome = engine.round(server, draw.reported, key)
+                outcome = engine.round(server, draw.reported, key, coming.reported)
                 if outcome.cohort.clients:
                     server = method.server_round(server, outcome.cohort)
             note = self._log(engine, place, method, number, draw, outcome, server, last=number == stage.rounds)

@@ -151,9 +151,14 @@ class Population:
         if self.reader is None:
             return {name: self.columns[name] for name in names}, np.zeros_like(clients)
         begins, sizes = self.offsets[clients], self.sizes(clients)
-        pairs = begins.tolist(), sizes.tolist()
-        fetched = {name: self.reader.read(name, self.columns[name], *pairs) for name in names}
+        fetched = self.reader.read({name: self.columns[name] for name in names}, begins, sizes)
         return fetched, np.cumsum(sizes) - sizes - begins
+
+    def expect(self, clients: NDArray[np.int64], names: Sequence[str]) -> None:
+        """Say whose rows will be fetched next: from disk they are read while other work goes on."""
+        if self.reader is not None:
+            columns = {name: self.columns[name] for name in names}
+            self.reader.ahead(columns, self.offsets[clients], self.sizes(clients))
 
     def save(self, folder: Path) -> None:
         """Write to a folder that `open` maps."""

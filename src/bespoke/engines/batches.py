@@ -20,6 +20,7 @@ from bespoke.randomness import mix, shuffles
 from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
+COLUMNS = ("x", "y")  # what clients compute with
 NOTHING = torch.zeros((1, 1), dtype=torch.int64)
 
 
@@ -139,7 +140,7 @@ class Layout:
     def draw(self, key: int | None) -> Orders:
         """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
         population, batching, rows = self.part.population, self.batching, self.rows
-        columns, shift = population.fetch(self.clients, ("x", "y"))
+        columns, shift = population.fetch(self.clients, COLUMNS)
         if shift.any():
             rows = rows + np.repeat(shift, self.sizes)
         if key is None or not batching.shuffle:

@@ -150,14 +150,14 @@ class Engine:
         return stack([method.unicast(server, int(client)) for client in clients])
 
     # -- a round -------------------------------------------------------------------------------------------------------
-    def round(self, server: Tree, clients: Ints, key: int) -> RoundResult:
-        """Run one round on a cohort and hand back sums."""
+    def round(self, server: Tree, clients: Ints, key: int, coming: Ints | None = None) -> RoundResult:
+        """Run one round on a cohort and hand back sums. `coming`: who takes part in the next, if that is known."""
         from bespoke.tensors import nbytes, take
 
         method = self.work.method
         shared, own = method.broadcast(server), self._own(server, clients)
         if self.host:
-            merged: Partial = self.host.train(shared, own, clients, key)
+            merged: Partial = self.host.train(shared, own, clients, key, coming)
         else:
             sizes = self.work.train.sizes(clients)
             shares = self._shares(clients, steps_of(sizes, method.batching()))

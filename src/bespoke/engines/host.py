@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
-from bespoke.engines.batches import Layout, Orders, Sliced, Stacked, buckets
+from bespoke.engines.batches import COLUMNS, Layout, Orders, Sliced, Stacked, buckets
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal
 from bespoke.models import kernels
@@ -119,14 +119,16 @@ class Host:
         return rows if rows.population is self.population else replace(rows, population=self.population)
 
     # -- training ----------------------------------------------------------------------------------------------------
-    def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int) -> Partial:
-        """One round on these clients; `own` is stacked unicast, one row a client."""
+    def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None) -> Partial:
+        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's."""
         self._use_threads()
         method = self.work.method
         batching = method.batching()
         if self.plan is None or not self.plan.layout.serves(self.train_rows, clients, batching):
             self.plan = self._planned(Layout(self.train_rows, clients, batching))
         orders = self.plan.layout.draw(key)
+        if coming is not None:
+            self.population.expect(coming, COLUMNS)
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
         for positions in self.plan.chunks:
             chosen = clients[positions]

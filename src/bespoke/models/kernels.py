@@ -12,12 +12,14 @@ import os
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bespoke.threads import Helper
 
 # reorder sums as hardware likes, but keep NaN and infinity: a client that diverges must be seen to do so
 FAST = {"reassoc", "contract", "arcp", "nsz"}
@@ -143,42 +145,10 @@ def _compiled() -> Callable[..., None]:
     return clients
 
 
-class _Helper:
-    """A thread that sleeps until it is given a share. Two locks: a pool with its futures costs more than the share."""
-
-    def __init__(self) -> None:
-        self.go, self.done = Lock(), Lock()
-        self.go.acquire()
-        self.done.acquire()
-        self.job: tuple[Any, ...] = ()
-        self.failure: BaseException | None = None
-        Thread(target=self._serve, name="bespoke-descent", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            self.go.acquire()
-            kernel, *arguments = self.job
-            try:
-                kernel(*arguments)
-            except BaseException as error:  # it belongs to whoever waits
-                self.failure = error
-            self.done.release()
-
-    def start(self, *job: Any) -> None:
-        self.job = job
-        self.go.release()
-
-    def finish(self) -> None:
-        self.done.acquire()
-        self.job, failure, self.failure = (), self.failure, None
-        if failure:
-            raise failure
-
-
 @cache
-def _helper(place: int, process: int) -> _Helper:
+def _helper(place: int, process: int) -> Helper:
     """The process's own: threads do not survive a fork."""
-    return _Helper()
+    return Helper()
 
 
 def _per_client(value: float | Tensor, clients: int) -> Any:
