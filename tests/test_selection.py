@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bespoke.selection import Choice, QueryScores, ValidationScores, choose
+from bespoke.selection import Acceptance, Choice, QueryScores, SupportScores, ValidationScores, accepted, choose
 
 # three clients, three candidates; the metric is a sum divided by the count: means are the sums over 2
 SUMS = np.array([[4.0, 2.0, 2.0], [4.0, 6.0, 6.0], [np.nan, np.nan, np.nan]])
@@ -102,3 +103,36 @@ def test_mypy_rejects_query_rows_where_validation_rows_are_needed(tmp_path: Path
     assert 'has incompatible type "Query"; expected "Validation"' in errors[0]
     assert 'has incompatible type "Train"; expected "Validation"' in errors[1]
     assert 'has incompatible type "QueryScores"; expected "ValidationScores | SupportScores"' in errors[2]
+
+
+def test_acceptance_by_margin_and_by_examples() -> None:
+    """Client 10 gains half of the shared model's 2, client 20 loses, client 30 cannot show anything."""
+    picked = Choice(1, {})
+
+    def taken(rule: Acceptance, examples: tuple[int, ...] = (5, 50, 500)) -> list[int]:
+        return accepted(picked, rule, scores(), np.array(examples), CLIENTS, "mse", True).of(CLIENTS).tolist()
+
+    assert taken(Acceptance(margin=0.0)) == [1, 0, 0]
+    assert taken(Acceptance(margin=0.5)) == [0, 0, 0]  # strictly more than the margin
+    assert taken(Acceptance(margin=0.49)) == [1, 0, 0]
+    assert taken(Acceptance(min_examples=50)) == [0, 1, 1]
+    assert taken(Acceptance(min_examples=50, margin=0.0)) == [0, 0, 0]
+    assert taken(Acceptance(min_examples=5, margin=0.0)) == [1, 0, 0]
+    assert taken(Acceptance()) == [1, 1, 1]
+    nobody = accepted(picked, Acceptance(margin=0.0), None, np.array([5] * 3), CLIENTS, "mse", True)
+    assert nobody.of(CLIENTS).tolist() == [0, 0, 0]
+
+
+def test_accepting_on_query_rows_is_a_type_error() -> None:
+    leak: Any = scores(kind=QueryScores)
+    with pytest.raises(TypeError, match="would leak"):
+        accepted(Choice(1, {}), Acceptance(margin=0.0), leak, np.array([5] * 3), CLIENTS, "mse", True)
+    with pytest.raises(TypeError, match="would leak"):
+        choose(leak, "loss", True, "support")
+
+
+def test_support_rows_serve_only_who_chooses_on_them() -> None:
+    support = scores(kind=SupportScores)
+    assert choose(support, "loss", True, "support").own == {10: 1, 20: 0}
+    with pytest.raises(TypeError, match="would leak"):
+        choose(support, "loss", True, "client")

@@ -43,6 +43,7 @@ class Comparison:
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
     grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # what to try, by method; else the method's own
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)  # published numbers by method, for the report
+    accept: dict[str, Any] = field(default_factory=dict)  # when clients take their models; the report applies it
     command: str = ""
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
@@ -60,7 +61,8 @@ class Comparison:
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
         methods = tuple(asked.methods or DEFAULT_METHODS)
         return cls(
-            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected, **rest
+            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected,
+            asked.accept, **rest
         )  # fmt: skip
 
     def run(self) -> Path:
@@ -166,6 +168,7 @@ class Comparison:
             ],
             "seeds": list(self.seeds),
             "expected": self.expected,
+            "accept": self.accept,
             "data": {
                 "name": about["name"],
                 "title": about.get("title", ""),

@@ -105,6 +105,7 @@ class CompareConfig(_Strict):
     tune: bool = True
     knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
     grid: dict[str, dict[str, list[Any]]] = Field(default={}, description="knobs to try by method")
+    accept: dict[str, Any] = Field(default={}, description="when a client takes its model: min_examples, margin")
 
 
 def check_compare(table: Any, where: str) -> CompareConfig:
@@ -122,6 +123,8 @@ def check_compare(table: Any, where: str) -> CompareConfig:
         for name in names:
             if name not in METHODS:
                 raise unknown("method", name, METHODS, f"{where}: [compare] {key}")
+    if found.accept:
+        check_acceptance(found.accept, f"{where}: [compare] accept")
     for name, knobs in found.grid.items():
         for knob, values in knobs.items():
             if not values:

@@ -350,6 +350,8 @@ class Run:
         support = split.test.support.sizes()
         self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
         self._write_clients(query, scores.get("validation"), picked, names)
+        if split.kind == "cross-device" and isinstance(chosen_on, ValidationScores):
+            self._write_selection(chosen_on, picked)
         acceptance = self._acceptance(query, plain, picked)
         return self._write_result(chosen_on, query, picked, names, params, acceptance)
 
@@ -391,6 +393,17 @@ class Run:
             table[f"validation_{metric}"] = validation.at(picked, metric) if validation is not None else missing
             table[f"baseline_{metric}"] = query.at(shared, metric)
         self.folder.write_table("clients.parquet", table)
+
+    def _write_selection(self, scores: ValidationScores, picked: Choice) -> None:
+        """The validation clients under what was chosen: common rules are made on these, never on query rows."""
+        table: dict[str, Any] = {
+            "client": [self.experiment.population.ids[c] for c in scores.clients],
+            "support_examples": self.experiment.split.selection.support.sizes(scores.clients),
+            "validation_examples": self.experiment.split.selection.validation.sizes(scores.clients),
+        }
+        for metric in self.experiment.task.metrics:
+            table[f"validation_{metric}"] = scores.at(picked, metric)
+        self.folder.write_table("selection.parquet", table)
 
     def _write_result(
         self, chosen_on: Any, query: QueryScores, picked: Choice, names: tuple[str, ...], params: Params,

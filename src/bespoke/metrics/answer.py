@@ -33,6 +33,7 @@ def answer(summary: Summary) -> list[str]:
         _headline(summary, top),
         _evidence(summary, top),
         *_who_is_hurt(summary, top),
+        *_if_accepted(summary, top),
         *_by_group(summary, top),
         *_price(summary, top),
         *_rivals(summary, top),
@@ -102,6 +103,24 @@ def _evidence(summary: Summary, top: MethodSummary) -> str:
         f"Over {over_what}{seeds} the mean goes from {number(base)} to {number(top.mean.value)}; "
         f"paired Wilcoxon test over clients: {p_text(against.p_holm)}{holm}."
     )
+
+
+def _if_accepted(summary: Summary, top: MethodSummary) -> list[str]:
+    """What the first rule of acceptance would do for the method spoken of."""
+    rule = next((rule for rule in summary.accepted if rule.label == top.label), None)
+    if rule is None or not rule.plain_hurt.value:
+        return []
+    condition = {
+        "wins on own validation rows": "it wins on their own validation rows",
+        "has enough examples": f"they have {rule.min_examples or 0:.0f} examples or more",
+    }.get(rule.rule, "the acceptance rule allows it")
+    before, after = percent(100 * rule.plain_hurt.value), percent(100 * rule.hurt.value)
+    cost = "the mean suffers for it" if "lost" in rule.verdict else "the mean stays within its interval"
+    return [
+        f"If clients took their personal model only where {condition} ({percent(100 * rule.taken.value)} % would), "
+        f"{after} % instead of {before} % would be hurt, and {cost} ({number(rule.plain_mean.value)} to "
+        f"{number(rule.mean.value)})."
+    ]
 
 
 def _rivals(summary: Summary, top: MethodSummary) -> list[str]:

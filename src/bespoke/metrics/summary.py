@@ -19,6 +19,7 @@ import numpy as np
 from bespoke.errors import unknown
 from bespoke.metrics import clients as over
 from bespoke.metrics import significance
+from bespoke.metrics.acceptance import Accepted, acceptances
 from bespoke.metrics.clients import Cells, Gains, OverSeeds, Run, Study, load_clients, read_study
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
@@ -150,6 +151,7 @@ class Summary:
     rivals: dict[str, Interval] = field(default_factory=dict)  # best minus the other, in the metric's units
     answer: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    accepted: list[Accepted] = field(default_factory=list)  # the methods under rules of acceptance
 
     def method(self, label: str) -> MethodSummary:
         return next(method for method in self.methods if method.label == label)
@@ -261,6 +263,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         summary.rivals.update(
             {label: significance.percentile_interval(samples[top.label] - samples[label]) for label in others}
         )
+    summary.accepted.extend(acceptances(study.runs, table, metric, lower, baseline, study.compare.get("accept") or {}))
     summary.notes.extend(_notes(study, summary, table))
     summary.answer.extend(words.answer(summary))
     return summary
