@@ -13,7 +13,9 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 FIRST, LAST = 32, 1280  # channels before and after them
 
 
-def _convolution(inputs: int, outputs: int, norm_groups: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+def _convolution(
+    inputs: int, outputs: int, norm_groups: int, kernel: int, stride: int = 1, groups: int = 1
+) -> list[nn.Module]:
     return [
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.GroupNorm(norm_groups, outputs),
