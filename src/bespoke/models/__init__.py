@@ -110,5 +110,5 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
         if name in _IMAGES:
             return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
         return _KINDS[name](about["vocabulary"], **options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None

@@ -66,6 +66,11 @@ class Transformer(ModuleNetwork):
     heads: int = 8
     layers: int = 1
 
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width = {self.width} has to be a multiple of heads = {self.heads}")
+        super().__post_init__()
+
     def build(self) -> nn.Module:
         body = nn.Sequential(
             nn.Linear(self.embedding, self.width),
