@@ -110,6 +110,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "format": FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
+        "words": about.get("words", []),
         "features": about.get("features", []), "target": about.get("target", ""),
         "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
         "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
