@@ -24,8 +24,7 @@ LAYOUT = "LEAF's users, num_samples and user_data"
 def load() -> Population:
     """The writers of femnist/train/*.json and femnist/test/*.json."""
     train = _read(find_folder("femnist/train", "femnist"))
-    folder = find_folder("femnist/test", "femnist")
-    test = _read(folder)
+    test = _read(find_folder("femnist/test", "femnist"))
     apart = not {writer for writer, _, _ in train} & {writer for writer, _, _ in test}
     parts = [*train, *test]
     sizes = [len(labels) for _, _, labels in parts]
@@ -41,7 +40,7 @@ def load() -> Population:
         facts = role_facts(roles)
         notes.append("Writers of test/ are test clients: no writer is in both folders.")
     else:
-        notes.append("A writer's images of train/ stand before those of test/: splits.order = 'stored' keeps them so.")
+        notes.append("A writer's images of train/ stand before those of test/: split.order = 'stored' keeps them so.")
     about = describe_characters("femnist", model={"name": "fedavg-cnn"}, notes=notes, **facts)
     return Population.build(columns, np.repeat([writer for writer, _, _ in parts], sizes), about=about)
 

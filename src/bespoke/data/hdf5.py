@@ -14,26 +14,13 @@ from bespoke.errors import needs_extra
 
 def client_ids(path: Path, source: str, layout: str) -> list[str]:
     """The clients of a file, sorted."""
-    return [client for client, _ in _read(path, source, (), layout, None)]
+    return [client for client, _ in read_clients(path, source, (), layout)]
 
 
 def read_clients(
     path: Path, source: str, fields: Sequence[str], layout: str, clients: Sequence[str] | None = None
 ) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     """Each client (or each of `clients`) with its arrays; `layout` is what an error says was expected."""
-    return _read(path, source, fields, layout, clients)
-
-
-def texts(path: Path, client: str, field: str, array: NDArray[Any]) -> list[bytes]:
-    """An array of texts as bytes."""
-    if array.ndim != 1 or array.dtype.kind not in "SO":
-        raise damaged(path, f"examples/{client}/{field} of type {array.dtype}", "a list of texts")
-    return [bytes(text) for text in array]
-
-
-def _read(
-    path: Path, source: str, fields: Sequence[str], layout: str, clients: Sequence[str] | None
-) -> Iterator[tuple[str, dict[str, NDArray[Any]]]]:
     try:
         import h5py
     except ImportError:
@@ -58,3 +45,10 @@ def _read(
                 yield client, arrays
     except OSError as error:
         raise damaged(path, f"no readable HDF5 file ({error})", "TensorFlow Federated's HDF5 file") from None
+
+
+def texts(path: Path, client: str, field: str, array: NDArray[Any]) -> list[bytes]:
+    """An array of texts as bytes."""
+    if array.ndim != 1 or array.dtype.kind not in "SO":
+        raise damaged(path, f"examples/{client}/{field} of type {array.dtype}", "a list of texts")
+    return [bytes(text) for text in array]

@@ -8,7 +8,9 @@ held-out file's, 10,000 validate and the rest are tested. All users together nee
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bespoke.data.words import Vocabulary, ranked, shifted
 from bespoke.errors import UserError
 
 LAYOUT = "examples/<USER>/tokens and creation_date"
+Said = tuple[str, list[bytes], NDArray[np.float64]]  # user, sentences, dates
 MODEL = {"name": "lstm", "embedding": 96, "hidden": 670, "layers": 1, "projection": 96}
 
 
@@ -52,7 +55,7 @@ def load(
     counts: Counter[str] = Counter()
     for user, arrays in read_clients(train, "stackoverflow", ("tokens",), LAYOUT, sorted(training)):
         for sentence in texts(train, user, "tokens", arrays["tokens"][:most]):
-            counts.update(sentence.decode().split())
+            counts.update(_words(sentence))
     words = Vocabulary(tuple(ranked(counts)[:vocabulary]))
 
     roles = {**dict.fromkeys(training, TRAIN), **dict.fromkeys(validating, VALIDATION), **dict.fromkeys(testing, TEST)}
@@ -60,7 +63,7 @@ def load(
     # In the order of ids, which is a population's: it need not be sorted again, at twice the memory.
     for user, sentences, dates in _merged(train, training, held_out, [*validating, *testing], most):
         order = np.argsort(dates, kind="stable")
-        rows.append(words.encode([sentence.decode().split() for sentence in sentences], length)[order])
+        rows.append(words.encode([_words(sentence) for sentence in sentences], length)[order])
         times.append(dates[order])
         users.append(user)
     sizes = [len(time) for time in times]
@@ -79,6 +82,10 @@ def load(
     return Population.build(columns, np.repeat(users, sizes), about=about)
 
 
+def _words(sentence: bytes) -> list[str]:
+    return sentence.decode(errors="replace").split()
+
+
 def _shuffled(path: Path) -> list[str]:
     """The users of a file in Motley's order."""
     ids = client_ids(path, "stackoverflow", LAYOUT)
@@ -87,19 +94,19 @@ def _shuffled(path: Path) -> list[str]:
     return np.random.RandomState(MOTLEY_SEED).permutation(np.array(ids)).tolist()
 
 
-def _merged(train: Path, training: list[str], held_out: Path, evaluated: list[str], most: int) -> Any:
-    """(user, sentences, dates) of both files, by user id."""
-    import heapq
-
+def _merged(train: Path, training: list[str], held_out: Path, evaluated: list[str], most: int) -> Iterator[Said]:
+    """Both files' users and what they said, by user id."""
     double = set(training) & set(evaluated)
     if double:
         raise damaged(held_out, f"user {min(double)!r}, who is in {train.name} too", "users who do not train")
     return heapq.merge(
-        _sentences(train, sorted(training), most), _sentences(held_out, sorted(evaluated), most), key=lambda e: e[0]
+        _sentences(train, sorted(training), most),
+        _sentences(held_out, sorted(evaluated), most),
+        key=lambda said: said[0],
     )
 
 
-def _sentences(path: Path, users: list[str], most: int) -> Any:
+def _sentences(path: Path, users: list[str], most: int) -> Iterator[Said]:
     for user, arrays in read_clients(path, "stackoverflow", ("tokens", "creation_date"), LAYOUT, users):
         sentences = texts(path, user, "tokens", arrays["tokens"][:most])
         if sentences:

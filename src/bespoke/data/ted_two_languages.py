@@ -22,7 +22,7 @@ import numpy as np
 
 from bespoke.data.population import Population
 from bespoke.data.sources import at_least, damaged, find_file
-from bespoke.data.words import Vocabulary, in_most_clients, ranked, shifted
+from bespoke.data.words import Vocabulary, client_counts, ranked, shifted
 from bespoke.errors import UserError
 from bespoke.randomness import text_key
 
@@ -52,7 +52,7 @@ def load(
     english = _english(english_talks or len(spanish), sizes[0], length, seed)
     for place, (talk, pieces) in enumerate(english.items()):
         clients[f"en:{talk}"] = pieces[: sizes[place % len(sizes)]]
-    counts = in_most_clients(clients.values())
+    counts = client_counts(clients.values())
     words = Vocabulary(tuple(ranked(counts)[:vocabulary]))
     names = sorted(clients)
     rows = [len(clients[name]) for name in names]

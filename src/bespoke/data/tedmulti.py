@@ -19,7 +19,7 @@ import numpy as np
 from bespoke.data.population import Population
 from bespoke.data.roles import TEST, TRAIN, VALIDATION, role_facts
 from bespoke.data.sources import at_least, damaged, find_file
-from bespoke.data.words import Vocabulary, in_most_clients, ranked, shifted
+from bespoke.data.words import Vocabulary, client_counts, ranked, shifted
 from bespoke.errors import UserError, unknown
 
 FILES = {TRAIN: "all_talks_train.tsv", VALIDATION: "all_talks_dev.tsv", TEST: "all_talks_test.tsv"}
@@ -47,7 +47,7 @@ def load(
             roles[client] = role
             if len(sentences) >= least:
                 talks[client] = sentences[:most] if role == TRAIN else sentences
-    counts = in_most_clients(sentences for client, sentences in talks.items() if roles[client] == TRAIN)
+    counts = client_counts(sentences for client, sentences in talks.items() if roles[client] == TRAIN)
     words = Vocabulary(tuple(word for word in ranked(counts) if counts[word] >= in_clients))
     if not words.words:
         raise UserError(

@@ -79,7 +79,7 @@ def shifted(tokens: NDArray[Any]) -> dict[str, Any]:
     return {"x": whole[:, :-1], "y": whole[:, 1:]}
 
 
-def in_most_clients(clients: Iterable[Iterable[Sequence[str]]]) -> Counter[str]:
+def client_counts(clients: Iterable[Iterable[Sequence[str]]]) -> Counter[str]:
     """In how many clients each word occurs; a client is its sentences."""
     found: Counter[str] = Counter()
     for sentences in clients:
