@@ -93,14 +93,13 @@ def make_split(population: Population, config: ExperimentConfig) -> Split:
     if options.protocol == "cross-silo":
         return cross_silo(population, options.fractions, seed, options.order)
     role = None
-    if (
-        "role" in population.columns
-    ):  # the source says who is held out; validation clients come from its training clients
-        from bespoke.randomness import uniform
-
+    if "role" in population.columns:  # the source says who is held out
         role = population.columns["role"].numpy()[population.offsets[:-1]].astype("int64")
-        chosen = uniform("validation clients", seed, population.keys) < options.held_out[0]
-        role[(role == 0) & chosen] = 1
+        if not (role == 1).any():  # and where it names no validation clients, they come from its training clients
+            from bespoke.randomness import uniform
+
+            chosen = uniform("validation clients", seed, population.keys) < options.held_out[0]
+            role[(role == 0) & chosen] = 1
     return cross_device(
         population, options.held_out, options.adapt, seed, options.order, options.own_validation, role
     )  # fmt: skip

@@ -15,6 +15,7 @@ from bespoke.method import Batching
 from bespoke.methods.descend import descend
 from bespoke.models.networks import LSTM, MLP, Linear
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.transformer import Transformer
 from bespoke.privacy.clip import Clip
 from bespoke.tensors import Params, Tree, add, norm, subtract
 from small_worlds import owners
@@ -79,6 +80,7 @@ def test_gradient_by_hand() -> None:
 MODULES: dict[str, BaseTask] = {
     "mlp": Classification(MLP(3, 3, (4,)), l2=0.1),
     "lstm": LanguageModel(LSTM(7, 3, 4, 1), l2=0.1),
+    "transformer": LanguageModel(Transformer(7, 4, 4, 5, 2), l2=0.1),
 }
 
 
@@ -89,7 +91,7 @@ def test_padding_rows_change_nothing(kind: str, rows: int, padding: int, seed: i
     """Neither loss, nor gradient, nor score: whatever stands in the rows that the mask leaves out."""
     task = MODULES.get(kind) or task_of(kind, 3, 0.1)
     full = rows_of("softmax" if kind == "mlp" else kind, rows + padding, 3, seed)
-    if kind == "lstm":
+    if kind in ("lstm", "transformer"):
         tokens = torch.from_numpy(np.random.default_rng(seed).integers(0, 7, (rows + padding, 5)))
         full = {"x": tokens[:, :4], "y": tokens[:, 1:]}
     short = {name: column[:rows] for name, column in full.items()}

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from bespoke.data.partition import Partition, assign, client_names
 from bespoke.data.population import Population
+from bespoke.data.roles import TEST, TRAIN
 from bespoke.data.sources import damaged, describe, find_file
 
 _DTYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
-TRAIN, TEST = 0, 2  # as in splits.cross_device's `role`
 
 
 def load() -> Population:

@@ -7,15 +7,15 @@ padded; a piece without its last token is x, without its first token y. Ids are 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.data.hdf5 import read_clients, texts
 from bespoke.data.population import Population
-from bespoke.data.sources import damaged, describe, find_file
-from bespoke.errors import UserError, needs_extra
+from bespoke.data.sources import at_least, describe, find_file
+from bespoke.errors import UserError
 
 CHARACTERS = "\n\r !\"#$%&'()*,-./0123456789:;?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = ("<pad>", *CHARACTERS, "<oov>", "<bos>", "<eos>")
@@ -36,13 +36,13 @@ _IDS[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(1, len(CHAR
 
 def load(length: int = 80) -> Population:
     """715 roles in six groups; rows are sequences of `length` characters, the train file's before the test file's."""
-    if length < 1:
-        raise UserError(f"option 'length' of the source 'shakespeare' is {length}; it has to be positive")
+    at_least("shakespeare", 1, length=length)
     snippets: dict[str, list[bytes]] = {}
     for part in ("train", "test"):
-        for role, texts in _read(find_file(f"shakespeare/shakespeare_{part}.h5", "shakespeare")).items():
-            snippets.setdefault(role, []).extend(texts)
-    pieces = {role: [sequences(text, length) for text in texts if text] for role, texts in snippets.items()}
+        path = find_file(f"shakespeare/shakespeare_{part}.h5", "shakespeare")
+        for role, arrays in read_clients(path, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
+            snippets.setdefault(role, []).extend(texts(path, role, "snippets", arrays["snippets"]))
+    pieces = {role: [sequences(text, length) for text in spoken if text] for role, spoken in snippets.items()}
     kept = {role: np.concatenate(parts) for role, parts in pieces.items() if parts}
     if not kept:
         raise UserError("the shakespeare files hold no text")
@@ -77,25 +77,3 @@ def sequences(text: bytes, length: int) -> NDArray[np.int16]:
 def play_of(role: str) -> str:
     """The play that a published role name starts with."""
     return next((play for play in PLAYS if role.startswith(f"{play}_")), "(unknown play)")
-
-
-def _read(path: Path) -> dict[str, list[bytes]]:
-    try:
-        import h5py
-    except ImportError:
-        raise needs_extra("h5py", "tff", "the source 'shakespeare'") from None
-    try:
-        with h5py.File(path) as file:
-            if "examples" not in file:
-                raise damaged(path, f"the groups {sorted(file)[:5]}", "examples/<ROLE>/snippets")
-            snippets = {}
-            for role, group in file["examples"].items():
-                if not isinstance(group, h5py.Group) or "snippets" not in group:
-                    raise damaged(path, f"examples/{role} without snippets", "examples/<ROLE>/snippets")
-                texts = group["snippets"][:]
-                if texts.ndim != 1 or texts.dtype.kind not in "SO":
-                    raise damaged(path, f"examples/{role}/snippets of type {texts.dtype}", "a list of texts")
-                snippets[role] = [bytes(text) for text in texts]
-    except OSError as error:
-        raise damaged(path, f"no readable HDF5 file ({error})", "TensorFlow Federated's HDF5 file") from None
-    return snippets

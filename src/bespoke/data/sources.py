@@ -23,7 +23,7 @@ Kind = Literal["embedded", "files", "generated"]
 
 @dataclass(frozen=True)
 class Source:
-    """One dataset: clients and examples are those of its default options."""
+    """One dataset: clients and examples are those of its default options, or the published ones where files are cut."""
 
     name: str
     title: str
@@ -43,6 +43,8 @@ _MNIST_FILES = (
     "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
     "t10k-labels-idx1-ubyte.gz (yann.lecun.com/exdb/mnist, or any mirror) into mnist/"
 )
+
+_TFF = "storage.googleapis.com/tff-datasets-public"
 
 _LISTED = (
     Source(
@@ -88,9 +90,60 @@ _LISTED = (
     Source(
         "shakespeare", "Shakespeare's plays by speaking role: the next character", "files", 715, 42938, "language",
         "play, as the published role names have it", "public domain",
-        "put shakespeare_train.h5 and shakespeare_test.h5 (TensorFlow Federated's shakespeare.tar.bz2, "
-        "storage.googleapis.com/tff-datasets-public) into shakespeare/, and pip install 'bespoke-fl[tff]'",
-        "bespoke.data.shakespeare",
+        f"put shakespeare_train.h5 and shakespeare_test.h5 (TensorFlow Federated's shakespeare.tar.bz2, {_TFF}) into "
+        "shakespeare/, and pip install 'bespoke-fl[tff]'", "bespoke.data.shakespeare",
+    ),
+    Source(
+        "emnist", "EMNIST digits and letters by the person who wrote them (TensorFlow Federated)", "files", 3400,
+        671585, "classification", "", "BSD-2-Clause (LEAF), from NIST Special Database 19",
+        f"put fed_emnist_train.h5 (TensorFlow Federated's fed_emnist.tar.bz2, {_TFF}) into emnist/, and pip install "
+        "'bespoke-fl[tff]'", "bespoke.data.emnist",
+    ),
+    Source(
+        "femnist", "FEMNIST digits and letters by the person who wrote them (LEAF)", "files", 3550, 805263,
+        "classification", "", "BSD-2-Clause (LEAF), from NIST Special Database 19",
+        "run LEAF's data/femnist/preprocess.sh (github.com/TalwalkarLab/leaf) and put its data/train/*.json and "
+        "data/test/*.json into femnist/train/ and femnist/test/", "bespoke.data.femnist",
+    ),
+    Source(
+        "stackoverflow", "Questions and answers of Stack Overflow by user: the next word", "files", 381235, 152309960,
+        "language", "", "CC BY-SA 3.0",
+        "put stackoverflow_train.h5 and stackoverflow_held_out.h5 (TensorFlow Federated's stackoverflow.tar.bz2, "
+        f"{_TFF}) into stackoverflow/, and pip install 'bespoke-fl[tff]'", "bespoke.data.stackoverflow",
+    ),
+    Source(
+        "landmarks", "Google Landmarks v2 by photographer: 2,028 landmarks, 128 x 128 pixels", "files", 1262, 164172,
+        "classification", "", "CC BY 4.0 (annotations); images under their photographers' licences",
+        "put federated_train.csv and test.csv (landmarks-user-160k.zip, "
+        "storage.googleapis.com/gresearch/federated-vision-datasets) into landmarks/ and the images they name "
+        "(github.com/cvdfoundation/google-landmark) as landmarks/images/<image_id>.jpg, and pip install "
+        "'bespoke-fl[images]'", "bespoke.data.landmarks",
+    ),
+    Source(
+        "tedmulti", "TED talks in English and Spanish (Qi et al.), a talk in a language each: the next word", "files",
+        4184, 472792, "language", "language", "CC BY-NC-ND 4.0 (TED's usage policy)",
+        "put all_talks_train.tsv, all_talks_dev.tsv and all_talks_test.tsv (phontron.com/data/ted_talks.tar.gz) into "
+        "tedmulti/", "bespoke.data.tedmulti",
+    ),
+    Source(
+        "ted-two-languages", "TED talks in English and TEDx talks in Spanish, made alike: the next word", "files", 48,
+        2034, "language", "language", "CC BY-NC-ND 4.0 (TED; mTEDx)",
+        "put ted_talks.parquet (collection, title, text: github.com/saranyan/TED-Talks as a table) into ted/, and "
+        "valid.txt and test.txt of mTEDx Spanish (openslr.org/100; lines of talk_segment, start, end, text) into "
+        "spanish_ted/", "bespoke.data.ted_two_languages",
+    ),
+    Source(
+        "vehicle", "Passing vehicles told apart by 23 acoustic and seismic sensors", "files", 23, 43695,
+        "classification", "", "none stated; published for research (Duarte and Hu)",
+        "put vehicle.mat (cells X and Y, a sensor each, as Smith et al. and Motley prepare it from "
+        "ecs.umass.edu/~mduarte/Software.html) into vehicle/", "bespoke.data.vehicle",
+    ),
+    Source(
+        "adni", "Amyloid scores of brains from PET scans, by vendor of the scanner", "files", 9, 48645, "regression",
+        "", "ADNI data use agreement",
+        "apply for access at adni.loni.usc.edu, prepare the scans as Motley does "
+        "(github.com/litian96/p13n_benchmark_cross_silo, adni/), put the folders of PNGs by vendor into adni/images/ "
+        "and labels.txt into adni/, and pip install 'bespoke-fl[images]'", "bespoke.data.adni",
     ),
     Source(
         "synthetic", "Linear regression with Gaussian clients: every client's true weights are known", "generated", 100,
@@ -155,18 +208,34 @@ def describe(name: str, **rest: Any) -> dict[str, Any]:
 
 def find_file(relative: str, source: str) -> Path:
     """A source's file: in the folder named by BESPOKE_DATA, then in ~/.cache/bespoke."""
+    return _find(relative, source, "file", Path.is_file)
+
+
+def find_folder(relative: str, source: str) -> Path:
+    """A source's folder, looked for as its files are."""
+    return _find(relative, source, "folder", Path.is_dir)
+
+
+def _find(relative: str, source: str, what: str, there: Callable[[Path], bool]) -> Path:
     folders = [Path.home() / ".cache" / "bespoke"]
     if named := os.environ.get("BESPOKE_DATA"):
         folders.insert(0, Path(named))
     for folder in folders:
-        if (folder / relative).is_file():
+        if there(folder / relative):
             return folder / relative
     looked = " and ".join(str(folder) for folder in folders)
     hint = "" if named else " (set BESPOKE_DATA to look elsewhere first)"
     raise UserError(
-        f"the source {source!r} needs the file {relative}, which is not in {looked}{hint}. "
+        f"the source {source!r} needs the {what} {relative}, which is not in {looked}{hint}. "
         f"To obtain it: {SOURCES[source].obtain}, in one of these folders"
     )
+
+
+def at_least(source: str, least: int, /, **options: int) -> None:
+    """Refuse an option that is too small."""
+    for name, value in options.items():
+        if value < least:
+            raise UserError(f"option {name!r} of the source {source!r} is {value}; it has to be at least {least}")
 
 
 def damaged(path: Path, found: object, expected: object) -> UserError:

@@ -16,9 +16,9 @@ from bespoke.config import ExperimentConfig, read_config
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.standardize import client_scaling
 from bespoke.engines.host import ClientWork, Host, Mode
-from bespoke.errors import UserError
+from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population
-from bespoke.models import networks
+from bespoke.models import NETWORKS
 from bespoke.models.networks import Network
 from bespoke.randomness import mix
 from bespoke.rounds import Experiment
@@ -110,6 +110,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "format": FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
+        "words": about.get("words", []),
         "features": about.get("features", []), "target": about.get("target", ""),
         "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
         "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
@@ -165,8 +166,10 @@ def load_personal(folder: str | Path) -> PersonalModel:
     if about.get("format") != FORMAT:
         raise UserError(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
     described = dict(about["network"])
-    known = {"Linear": networks.Linear, "MLP": networks.MLP, "CNN": networks.CNN, "LSTM": networks.LSTM}
-    kind: Any = known[described.pop("name")]
+    name = described.pop("name")
+    if name not in NETWORKS:
+        raise unknown("network", name, NETWORKS, str(path / "model.json"))
+    kind: Any = NETWORKS[name]
     network = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in described.items()})
     flat, _ = open_arrays(path / "model.safetensors")
     mean, deviation = flat.pop("input.mean"), flat.pop("input.deviation")

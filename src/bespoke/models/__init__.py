@@ -6,8 +6,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bespoke.errors import UserError, unknown
-from bespoke.models.networks import CNN, LSTM, MLP, Linear, Network
+from bespoke.models.mobilenet import MobileNetV2
+from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, Linear, Network
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.transformer import Transformer
 
 MODELS = {
     "linear": "linear or (for classes) logistic regression",
@@ -15,31 +17,44 @@ MODELS = {
     "svm": "linear support vector machine, two classes (hinge loss)",
     "mlp": "fully connected network, `hidden` layers with ReLU",
     "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
-    "lstm": "embedding, LSTM layers and a dense layer, for the next token",
+    "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
+    "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
+    "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
+    "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
+NETWORKS: dict[str, type[Network]] = {
+    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, MobileNetV2, LSTM, Transformer)
+}
+_KINDS = {
+    "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "mobilenet": MobileNetV2, "lstm": LSTM, "transformer": Transformer,
+}  # fmt: skip
+_IMAGES = ("cnn", "fedavg-cnn", "mobilenet")
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "vocabulary")  # a network's fields that the data decide
 
 
 def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
     """The task for a population described by `about` (see docs/data.md), with the model of this name.
 
-    Options: hidden (list of widths for mlp; width for lstm), embedding, layers (lstm), l2, random_init (linear).
+    'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
+    Options: hidden (list of widths for mlp; width for lstm, transformer), embedding, layers (lstm, transformer),
+    projection (lstm), width, heads (transformer), norm_groups (mobilenet), l2, random_init (linear).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
-        small = about.get("side", 28) < 16
-        name = {"table": "linear", "image": "mlp" if small else "cnn", "tokens": "lstm"}[shape]
+        advised = dict(about.get("model", {}))
+        name = advised.pop("name", "") or _fitting(about)
+        options = {**advised, **options}
     if name not in MODELS:
         raise unknown("model", name, [*MODELS, "auto"], "[model]")
     fits = {
-        "regression": ("linear", "mlp"),
-        "classification": ("linear", "logistic", "svm", "mlp", "cnn"),
-        "language": ("lstm",),
+        "regression": ("linear", "mlp", "fedavg-cnn"),
+        "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES),
+        "language": ("lstm", "transformer"),
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
-    if name == "cnn" and shape != "image":
-        raise UserError("model 'cnn' is for images, and these are rows of a table; use 'linear' or 'mlp'")
+    if name in _IMAGES and shape != "image":
+        raise UserError(f"model {name!r} is for images, and these are rows of a table; use 'linear' or 'mlp'")
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
@@ -48,15 +63,23 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         raise UserError(f"model 'svm' separates two classes; the target has {classes}; use 'logistic'")
     network = _network(name, about, inputs, 1 if name == "svm" else classes, options)
     if kind == "regression":
-        return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)))
+        return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5)))
     if kind == "language":
-        return LanguageModel(network, l2=l2)
+        return LanguageModel(network, l2=l2, unscored=tuple(about.get("unscored", ())))
     return Classification(network, l2=l2, hinge=name == "svm")
+
+
+def _fitting(about: dict[str, Any]) -> str:
+    """The name of a model for the rows of a source that asks for none."""
+    if about.get("input") == "image":
+        small = "mlp" if about.get("side", 28) < 16 else "cnn"
+        return small if about["task"] == "classification" else "fedavg-cnn"
+    return {"table": "linear", "tokens": "lstm"}[about.get("input", "table")]
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     """Refuse an option that the model does not have, or a value that it cannot take."""
-    kind: Any = {"mlp": MLP, "cnn": CNN, "lstm": LSTM}.get(name, Linear)
+    kind: Any = _KINDS.get(name, Linear)
     known = ["l2", *(entry.name for entry in fields(kind) if entry.name not in GIVEN)]
     for option, value in options.items():
         if option not in known:
@@ -84,8 +107,8 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             return replace(
                 MLP(inputs, outputs, **options), hidden=tuple(hidden if hasattr(hidden, "__iter__") else [hidden])
             )
-        if name == "cnn":
-            return CNN(outputs, about["side"], about.get("channels", 1), **options)
-        return LSTM(about["vocabulary"], **options)
-    except TypeError as error:
+        if name in _IMAGES:
+            return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
+        return _KINDS[name](about["vocabulary"], **options)
+    except (TypeError, ValueError) as error:
         raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None

@@ -100,7 +100,9 @@ class ModuleNetwork(Network):
         return self._part("head", params, features)
 
 
-class _Assembled(nn.Module):
+class Assembled(nn.Module):
+    """A body, which gives the features, and a last layer."""
+
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.features, self.head = features, head
@@ -119,11 +121,32 @@ class MLP(ModuleNetwork):
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return _Assembled(nn.Sequential(*layers), nn.Linear(widths[-1], self.outputs))
+        return Assembled(nn.Sequential(*layers), nn.Linear(widths[-1], self.outputs))
+
+
+class ImageNetwork(ModuleNetwork):
+    """A network of images, which are stored as rows: channels, lines, columns. Its dataclass says side and channels."""
+
+    side: int
+    channels: int
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return _channels_last(super().prepare(x).reshape(-1, self.channels, self.side, self.side))
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        kernels = {name: _channels_last(p) if p.dim() == 4 else p for name, p in params.items()}
+        return super().features(kernels, x)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Channels last in memory, which makes convolutions on a CPU a third faster (written so that vmap takes it)."""
+    if x.shape[1] == 1:  # the same memory, but strides that say so: else the layers after it fall back
+        return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
-class CNN(ModuleNetwork):
+class CNN(ImageNetwork):
     """The EMNIST network of Reddi et al. (Adaptive Federated Optimization), 1.2M parameters, without dropout.
 
     Dropout is left out: it would make a client's update depend on more than its data, and at the round counts used
@@ -146,21 +169,33 @@ class CNN(ModuleNetwork):
             nn.Linear(flat, 128),
             nn.ReLU(),
         )
-        return _Assembled(features, nn.Linear(128, self.classes))
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return _channels_last(super().prepare(x).reshape(-1, self.channels, self.side, self.side))
-
-    def features(self, params: Params, x: Tensor) -> Tensor:
-        kernels = {name: _channels_last(p) if p.dim() == 4 else p for name, p in params.items()}
-        return super().features(kernels, x)
+        return Assembled(features, nn.Linear(128, self.classes))
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """Channels last in memory, which makes convolutions on a CPU a third faster (written so that vmap takes it)."""
-    if x.shape[1] == 1:  # the same memory, but strides that say so: else the layers after it fall back
-        return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+@dataclass(frozen=True)
+class FedAvgCNN(ImageNetwork):
+    """The network of McMahan et al. 2017: 5 x 5 convolutions of 32 and 64 channels, each pooled, and a layer of 512.
+
+    Motley has it for EMNIST (62 classes, 1.7M parameters) and, with one output, for the regression of ADNI.
+    """
+
+    outputs: int = 62
+    side: int = 28
+    channels: int = 1
+
+    def build(self) -> nn.Module:
+        features = nn.Sequential(
+            nn.Conv2d(self.channels, 32, 5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * (self.side // 4) ** 2, 512),
+            nn.ReLU(),
+        )
+        return Assembled(features, nn.Linear(512, self.outputs))
 
 
 class _Recurrent(nn.Module):
@@ -175,18 +210,31 @@ class _Recurrent(nn.Module):
 
 @dataclass(frozen=True)
 class LSTM(ModuleNetwork):
-    """Embedding, LSTM, and a dense layer over the vocabulary, at every position."""
+    """Embedding, LSTM, and a dense layer over the vocabulary, at every position.
+
+    With `projection`, a dense layer of that width stands between, as in the StackOverflow network of Reddi et al.
+    (embedding 96, hidden 670, one layer, projection 96: 4.1M parameters). Features are the LSTM's output either way.
+    """
 
     vocabulary: int
     embedding: int = 8
     hidden: int = 256
     layers: int = 2
+    projection: int = 0
 
     vectorizes = False  # vmap has no rule for nn.LSTM without gradients, and a slow one with them
 
+    def __post_init__(self) -> None:
+        if self.projection:
+            object.__setattr__(self, "last_layer", ("head.1.",))
+        super().__post_init__()
+
     def build(self) -> nn.Module:
         body = _Recurrent(self.vocabulary, self.embedding, self.hidden, self.layers)
-        return _Assembled(body, nn.Linear(self.hidden, self.vocabulary))
+        if not self.projection:
+            return Assembled(body, nn.Linear(self.hidden, self.vocabulary))
+        narrowed = nn.Linear(self.hidden, self.projection), nn.Linear(self.projection, self.vocabulary)
+        return Assembled(body, nn.Sequential(*narrowed))
 
     def prepare(self, x: Tensor) -> Tensor:
         return x.long()

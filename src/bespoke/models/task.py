@@ -118,17 +118,21 @@ class BaseTask:
 
 @dataclass(frozen=True)
 class Regression(BaseTask):
-    """Half the squared error, as in Motley; reported in the target's own units through `unit`."""
+    """Half the squared error (or `factor` times it); reported in the target's own units through `unit`."""
 
     metrics: tuple[str, ...] = ("mse", "half_mse", "rmse", "mae", "loss")
     lower_is_better: tuple[str, ...] = ("mse", "half_mse", "rmse", "mae", "loss")
     unit: float = 1.0  # the target was divided by this before training
+    factor: float = 0.5  # of the squared error in the loss: Motley has a half for School and one for ADNI
 
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * (outputs[..., 0] - y) ** 2
+        return self.factor * (outputs[..., 0] - y) ** 2
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return outputs - y[:, None]
+        return 2 * self.factor * (outputs - y[:, None])
+
+    def descend(self, *arguments: Any) -> Params | None:
+        return super().descend(*arguments) if self.factor == 0.5 else None  # the compiled loss is the half
 
     def kernel_of(self) -> str:
         return "squares"
@@ -137,7 +141,7 @@ class Regression(BaseTask):
         mask = batch["mask"]
         error = (outputs[..., 0] - batch["y"]) * self.unit
         squared = (error * error * mask).sum()
-        loss = squared / (2 * self.unit**2)
+        loss = self.factor * squared / self.unit**2
         absolute = (error.abs() * mask).sum()
         return {"mse": squared, "half_mse": squared / 2, "mae": absolute, "loss": loss, "count": mask.sum()}
 
@@ -178,9 +182,13 @@ class Classification(BaseTask):
 
 @dataclass(frozen=True)
 class LanguageModel(BaseTask):
-    """The next token at every position; `padding` targets count neither in the loss nor in the score."""
+    """The next token at every position; `padding` targets count neither in the loss nor in the score.
+
+    Targets `unscored` are learned but do not count in the accuracy: Motley leaves out unknown words and sentence ends.
+    """
 
     padding: int = 0
+    unscored: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
     lower_is_better: tuple[str, ...] = ("loss", "perplexity")
 
@@ -197,16 +205,19 @@ class LanguageModel(BaseTask):
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         tokens = self._tokens(batch)
-        correct = ((outputs.argmax(-1) == batch["y"]).float() * tokens).sum()
         loss = (self._losses(outputs, batch["y"]) * tokens).sum()
-        return {"accuracy": correct, "loss": loss, "count": tokens.sum()}
+        scored = tokens
+        for token in self.unscored:
+            scored = scored * (batch["y"] != token)
+        correct = ((outputs.argmax(-1) == batch["y"]).float() * scored).sum()
+        return {"accuracy": correct, "accuracy_count": scored.sum(), "loss": loss, "count": tokens.sum()}
 
 
 def finished(metric: str, sums: Params) -> Tensor:
-    """A metric from summed scores: the mean over rows, and what follows from a mean."""
+    """A metric from summed scores: the mean over rows (or over a count of its own), and what follows from a mean."""
     derived: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         "rmse": ("mse", torch.sqrt),
         "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
     }
     source, finish = derived.get(metric, (metric, lambda mean: mean))
-    return finish(sums[source] / sums["count"])
+    return finish(sums[source] / sums.get(f"{source}_count", sums["count"]))

@@ -1,0 +1,124 @@
+"""StackOverflow by user, from TensorFlow Federated's HDF5 files: the next word in questions and answers.
+
+As in Reddi et al. 2021 and Motley: the 10,000 most frequent words of the training clients, the first 20 words of a
+sentence, at most 1,024 sentences of a user, sorted by date (the column `time`). Users of the train file train; of the
+held-out file's, 10,000 validate and the rest are tested. All users together need tens of gigabytes and an hour to read:
+`train_clients` and `test_clients` take fewer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.hdf5 import client_ids, read_clients, texts
+from bespoke.data.population import Population
+from bespoke.data.roles import MOTLEY_SEED, TEST, TRAIN, VALIDATION, role_facts
+from bespoke.data.sources import at_least, damaged, find_file
+from bespoke.data.words import Vocabulary, ranked, shifted
+from bespoke.errors import UserError
+
+LAYOUT = "examples/<USER>/tokens and creation_date"
+Said = tuple[str, list[bytes], NDArray[np.float64]]  # user, sentences, dates
+MODEL = {"name": "lstm", "embedding": 96, "hidden": 670, "layers": 1, "projection": 96}
+
+
+def load(
+    length: int = 20,
+    vocabulary: int = 10_000,
+    most: int = 1024,
+    train_clients: int = 0,
+    validation_clients: int = 10_000,
+    test_clients: int = 0,
+) -> Population:
+    """Users of stackoverflow_train.h5 and stackoverflow_held_out.h5; 0 clients are all there are."""
+    at_least("stackoverflow", 1, length=length, vocabulary=vocabulary, most=most, validation_clients=validation_clients)
+    at_least("stackoverflow", 0, train_clients=train_clients, test_clients=test_clients)
+    train, held_out = (find_file(f"stackoverflow/stackoverflow_{part}.h5", "stackoverflow")
+                       for part in ("train", "held_out"))  # fmt: skip
+    training = _shuffled(train)[: train_clients or None]
+    evaluated = _shuffled(held_out)
+    if len(evaluated) <= validation_clients:
+        raise UserError(
+            f"option 'validation_clients' of the source 'stackoverflow' is {validation_clients}, and {held_out} has "
+            f"{len(evaluated)} users: none is left to be tested"
+        )
+    validating = evaluated[:validation_clients]
+    testing = evaluated[validation_clients:][: test_clients or None]
+
+    counts: Counter[str] = Counter()
+    for user, arrays in read_clients(train, "stackoverflow", ("tokens",), LAYOUT, sorted(training)):
+        for sentence in texts(train, user, "tokens", arrays["tokens"][:most]):
+            counts.update(_words(sentence))
+    words = Vocabulary(tuple(ranked(counts)[:vocabulary]))
+
+    roles = {**dict.fromkeys(training, TRAIN), **dict.fromkeys(validating, VALIDATION), **dict.fromkeys(testing, TEST)}
+    rows, times, users = [], [], []
+    # In the order of ids, which is a population's: it need not be sorted again, at twice the memory.
+    for user, sentences, dates in _merged(train, training, held_out, [*validating, *testing], most):
+        order = np.argsort(dates, kind="stable")
+        rows.append(words.encode([_words(sentence) for sentence in sentences], length)[order])
+        times.append(dates[order])
+        users.append(user)
+    sizes = [len(time) for time in times]
+    role = np.array([roles[user] for user in users], dtype=np.uint8)
+    about = words.about(
+        "stackoverflow", length, model=MODEL,
+        notes=[
+            f"At most {most} sentences of a user, as stored, then sorted by date; the first {length} words of each.",
+            f"{len(words.words)} words of {len(counts)} found in the training clients' sentences.",
+        ],
+        **role_facts(role),
+    )  # fmt: skip
+    columns: dict[str, Any] = {
+        **shifted(np.concatenate(rows)), "time": np.concatenate(times), "role": np.repeat(role, sizes)
+    }  # fmt: skip
+    return Population.build(columns, np.repeat(users, sizes), about=about)
+
+
+def _words(sentence: bytes) -> list[str]:
+    return sentence.decode(errors="replace").split()
+
+
+def _shuffled(path: Path) -> list[str]:
+    """The users of a file in Motley's order."""
+    ids = client_ids(path, "stackoverflow", LAYOUT)
+    if not ids:
+        raise damaged(path, "no users", LAYOUT)
+    return np.random.RandomState(MOTLEY_SEED).permutation(np.array(ids)).tolist()
+
+
+def _merged(train: Path, training: list[str], held_out: Path, evaluated: list[str], most: int) -> Iterator[Said]:
+    """Both files' users and what they said, by user id."""
+    double = set(training) & set(evaluated)
+    if double:
+        raise damaged(held_out, f"user {min(double)!r}, who is in {train.name} too", "users who do not train")
+    return heapq.merge(
+        _sentences(train, sorted(training), most),
+        _sentences(held_out, sorted(evaluated), most),
+        key=lambda said: said[0],
+    )
+
+
+def _sentences(path: Path, users: list[str], most: int) -> Iterator[Said]:
+    for user, arrays in read_clients(path, "stackoverflow", ("tokens", "creation_date"), LAYOUT, users):
+        sentences = texts(path, user, "tokens", arrays["tokens"][:most])
+        if sentences:
+            yield user, sentences, _seconds(path, user, arrays["creation_date"][:most])
+
+
+def _seconds(path: Path, user: str, dates: NDArray[Any]) -> NDArray[np.float64]:
+    """Seconds since 1970 of dates like '2010-05-08 22:44:07.477 UTC'."""
+    stamps = [text.decode(errors="replace").removesuffix(" UTC") for text in texts(path, user, "creation_date", dates)]
+    try:
+        return np.array(stamps, dtype="datetime64[ms]").astype(np.int64) / 1000.0
+    except ValueError as error:
+        raise damaged(
+            path, f"examples/{user}/creation_date: {error}", "dates like 2010-05-08 22:44:07.477 UTC"
+        ) from None
