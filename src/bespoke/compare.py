@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bespoke.config import ExperimentConfig, check_compare, checked, read_toml
+from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
@@ -27,6 +27,7 @@ from bespoke.rounds import Experiment, Interrupted, Progress, Run, Silent
 from bespoke.runfolder import FORMAT, RunFolder
 from bespoke.tensors import count
 
+NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
 
 
@@ -96,6 +97,11 @@ class Comparison:
             own["rounds"] = self.rounds
         return [*before, own]
 
+    def _made(self, name: str, chosen: dict[str, dict[str, Any]]) -> Method:
+        """The method of the last stage with its knobs: what travels may depend on them."""
+        kind, _, _, knobs = check_stage(self._stages(name, chosen)[-1], f"compare: {name}")
+        return METHODS[kind](NO_TASK, **knobs)
+
     def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
         return checked(
             {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}, f"compare: {name}"
@@ -156,7 +162,7 @@ class Comparison:
             "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
             "methods": [
                 {
-                    **describe(METHODS[name]),
+                    **describe(self._made(name, chosen)),
                     "label": name,
                     "stages": self._stages(name, chosen),
                     "chosen": chosen.get(name, {}),
@@ -209,11 +215,11 @@ def _merged(fixed: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def describe(method: type[Method]) -> dict[str, Any]:
+def describe(method: Method) -> dict[str, Any]:
     """What a method does, what travels, what stays private: read off its declarations."""
     return {
         "name": method.name,
-        "title": method.__name__,
+        "title": type(method).__name__,
         "summary": (method.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "down": method.downlink,
