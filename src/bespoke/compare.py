@@ -19,6 +19,7 @@ from bespoke.config import ExperimentConfig, check_compare, check_stage, checked
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.entries import Entry
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population, resolved, to_toml
 from bespoke.method import Method
@@ -48,6 +49,7 @@ class Comparison:
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -59,9 +61,10 @@ class Comparison:
         expected = raw.pop("expected", {})
         asked = check_compare(table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
-        methods = tuple(asked.methods or DEFAULT_METHODS)
+        methods = tuple(dict.fromkeys([*(asked.methods or DEFAULT_METHODS), *asked.entries]))
         return cls(
-            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected, **rest
+            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected,
+            entries=asked.entries, **rest,
         )  # fmt: skip
 
     def run(self) -> Path:
@@ -69,15 +72,16 @@ class Comparison:
         if not (self.methods and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         for name in self.methods:
-            if name not in METHODS:
-                raise unknown("method", name, METHODS, "--methods")
+            if name not in METHODS and name not in self.entries:
+                raise unknown("method", name, [*METHODS, *self.entries], "--methods")
         first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
         population = load_population(first)
         for note in population.about.get("notes", []):
             self.progress.note(note)
         chosen: dict[str, dict[str, Any]] = {}
         tuning: dict[str, list[dict[str, Any]]] = {}
-        needed = list(dict.fromkeys([*(METHODS[m].after for m in self.methods if METHODS[m].after), *self.methods]))
+        earlier = [self._entry(name).after for name in self.methods]
+        needed = list(dict.fromkeys([*filter(None, earlier), *self.methods]))
         for name in needed:
             chosen[name], tuning[name] = self._tuned(name, population, chosen)
         experiment: Experiment | None = None
@@ -89,13 +93,14 @@ class Comparison:
         write_text(self.folder / "compare.json", json.dumps(self._about(experiment, chosen, tuning), indent=1))
         return self.folder
 
+    def _entry(self, name: str) -> Entry:
+        return Entry.of(name, self.entries)
+
     def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        method = METHODS[name]
-        before = self._stages(method.after, chosen) if method.after else []
-        own: dict[str, Any] = {"method": name, **_merged(self.knobs.get(name, {}), chosen.get(name, {}))}
-        if method.trains:
-            own["rounds"] = self.rounds
-        return [*before, own]
+        entry = self._entry(name)
+        before = self._stages(entry.after, chosen) if entry.after else []
+        fixed = {**self.knobs.get(entry.method.name, {}), **self.knobs.get(name, {}), **entry.knobs}
+        return [*before, *entry.stages(_merged(fixed, chosen.get(name, {})), self.rounds)]
 
     def _made(self, name: str, chosen: dict[str, dict[str, Any]]) -> Method:
         """The method of the last stage with its knobs: what travels may depend on them."""
@@ -111,7 +116,7 @@ class Comparison:
         self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The knobs that do best on the validation data of the first seed, and what was tried."""
-        grid = self.grid.get(name, METHODS[name].tunes)
+        grid = self._entry(name).tried(self.grid)
         if not (self.tune and grid):
             return {}, []
         tried = []
@@ -164,6 +169,7 @@ class Comparison:
                 {
                     **describe(self._made(name, chosen)),
                     "label": name,
+                    "title": self._entry(name).title,
                     "stages": self._stages(name, chosen),
                     "chosen": chosen.get(name, {}),
                     "tuning": tuning.get(name, []),
