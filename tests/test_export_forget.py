@@ -62,6 +62,8 @@ def begin(folder: Path, stages: list[dict[str, Any]], classes: bool = False, **r
 
 DITTO = [{"method": "small-ditto", "rounds": 3, "batch_size": 4}]
 TUNED = [{"method": "fedavg", "rounds": 3}, {"method": "finetune", "epochs": 4, "lrs": [0.1, 0.01]}]
+WARM = [{"method": "ensemble", "rounds": 2}, {"method": "hypcluster", "rounds": 2}]
+SHARED = [{"method": "hypcluster", "rounds": 3, "share": "body", "server": "adam"}]
 BY_CLIENT = [TUNED[0], {**TUNED[1], "choose": "client"}]
 
 
@@ -92,8 +94,20 @@ def results(run: Path) -> pd.DataFrame:
         (TUNED, {"data": {"standardize": "none", "features": ["colour"]}}),
         (TUNED, {"model": {"name": "mlp", "hidden": [3]}}),
         ([{"method": "local", "epochs": 4, "every": 2, "lrs": [0.1]}], {}),
+        (WARM, {}),
+        (SHARED, {"model": {"name": "mlp", "hidden": [3]}}),
     ],
-    ids=["finetune", "chosen by client", "private model", "client scaling", "unscaled", "mlp", "local"],
+    ids=[
+        "finetune",
+        "chosen by client",
+        "private model",
+        "client scaling",
+        "unscaled",
+        "mlp",
+        "local",
+        "clusters",
+        "weight sharing",
+    ],
 )
 def test_export_predicts_as_the_run_did(tmp_path: Path, stages: Any, rest: Any) -> None:
     """On raw rows, in the target's own units: the mean squared errors are those of clients.parquet."""

@@ -13,12 +13,13 @@ from bespoke.errors import unknown
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.compare import describe
+    from bespoke.compare import NO_TASK, describe
     from bespoke.methods import METHODS
 
     if name is not None and name not in METHODS:
         raise unknown("method", name, METHODS)
-    return [{**describe(METHODS[m]), "knobs": knobs(METHODS[m])} for m in ([name] if name else METHODS)]
+    chosen = [METHODS[name]] if name else METHODS.values()
+    return [{**describe(method(NO_TASK)), "knobs": knobs(method)} for method in chosen]  # as it is by default
 
 
 def knobs(kind: type) -> list[dict[str, Any]]:

@@ -15,10 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bespoke.config import ExperimentConfig, check_compare, checked, read_toml
+from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.entries import Entry
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population, resolved, to_toml
 from bespoke.method import Method
@@ -27,6 +28,7 @@ from bespoke.rounds import Experiment, Interrupted, Progress, Run, Silent
 from bespoke.runfolder import FORMAT, RunFolder
 from bespoke.tensors import count
 
+NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
 
 
@@ -48,6 +50,7 @@ class Comparison:
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -59,10 +62,10 @@ class Comparison:
         expected = raw.pop("expected", {})
         asked = check_compare(table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
-        methods = tuple(asked.methods or DEFAULT_METHODS)
+        methods = tuple(dict.fromkeys([*(asked.methods or DEFAULT_METHODS), *asked.entries]))
         return cls(
             raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected,
-            asked.accept, **rest
+            accept=asked.accept, entries=asked.entries, **rest,
         )  # fmt: skip
 
     def run(self) -> Path:
@@ -70,15 +73,16 @@ class Comparison:
         if not (self.methods and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         for name in self.methods:
-            if name not in METHODS:
-                raise unknown("method", name, METHODS, "--methods")
+            if name not in METHODS and name not in self.entries:
+                raise unknown("method", name, [*METHODS, *self.entries], "--methods")
         first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
         population = load_population(first)
         for note in population.about.get("notes", []):
             self.progress.note(note)
         chosen: dict[str, dict[str, Any]] = {}
         tuning: dict[str, list[dict[str, Any]]] = {}
-        needed = list(dict.fromkeys([*(METHODS[m].after for m in self.methods if METHODS[m].after), *self.methods]))
+        earlier = [self._entry(name).after for name in self.methods]
+        needed = list(dict.fromkeys([*filter(None, earlier), *self.methods]))
         for name in needed:
             chosen[name], tuning[name] = self._tuned(name, population, chosen)
         experiment: Experiment | None = None
@@ -90,13 +94,19 @@ class Comparison:
         write_text(self.folder / "compare.json", json.dumps(self._about(experiment, chosen, tuning), indent=1))
         return self.folder
 
+    def _entry(self, name: str) -> Entry:
+        return Entry.of(name, self.entries)
+
     def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        method = METHODS[name]
-        before = self._stages(method.after, chosen) if method.after else []
-        own: dict[str, Any] = {"method": name, **_merged(self.knobs.get(name, {}), chosen.get(name, {}))}
-        if method.trains:
-            own["rounds"] = self.rounds
-        return [*before, own]
+        entry = self._entry(name)
+        before = self._stages(entry.after, chosen) if entry.after else []
+        fixed = {**self.knobs.get(entry.method.name, {}), **self.knobs.get(name, {}), **entry.knobs}
+        return [*before, *entry.stages(_merged(fixed, chosen.get(name, {})), self.rounds)]
+
+    def _made(self, name: str, chosen: dict[str, dict[str, Any]]) -> Method:
+        """The method of the last stage with its knobs: what travels may depend on them."""
+        kind, _, _, knobs = check_stage(self._stages(name, chosen)[-1], f"compare: {name}")
+        return METHODS[kind](NO_TASK, **knobs)
 
     def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
         return checked(
@@ -107,7 +117,7 @@ class Comparison:
         self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The knobs that do best on the validation data of the first seed, and what was tried."""
-        grid = self.grid.get(name, METHODS[name].tunes)
+        grid = self._entry(name).tried(self.grid)
         if not (self.tune and grid):
             return {}, []
         tried = []
@@ -158,8 +168,9 @@ class Comparison:
             "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
             "methods": [
                 {
-                    **describe(METHODS[name]),
+                    **describe(self._made(name, chosen)),
                     "label": name,
+                    "title": self._entry(name).title,
                     "stages": self._stages(name, chosen),
                     "chosen": chosen.get(name, {}),
                     "tuning": tuning.get(name, []),
@@ -212,11 +223,11 @@ def _merged(fixed: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def describe(method: type[Method]) -> dict[str, Any]:
+def describe(method: Method) -> dict[str, Any]:
     """What a method does, what travels, what stays private: read off its declarations."""
     return {
         "name": method.name,
-        "title": method.__name__,
+        "title": type(method).__name__,
         "summary": (method.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "down": method.downlink,

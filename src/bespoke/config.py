@@ -106,10 +106,14 @@ class CompareConfig(_Strict):
     knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
     grid: dict[str, dict[str, list[Any]]] = Field(default={}, description="knobs to try by method")
     accept: dict[str, Any] = Field(default={}, description="when a client takes its model: min_examples, margin")
+    entries: dict[str, dict[str, Any]] = Field(
+        default={}, description="methods in one setting each, by label: method, before (stages), rounds, knobs"
+    )
 
 
 def check_compare(table: Any, where: str) -> CompareConfig:
     """Validate a [compare] table, or say what is wrong."""
+    from bespoke.entries import check_entries
     from bespoke.methods import METHODS
 
     try:
@@ -119,10 +123,12 @@ def check_compare(table: Any, where: str) -> CompareConfig:
     seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
     if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
         raise UserError(f"{where}: [compare] seeds = {found.seeds!r}: how many, one or more, or a list of them")
+    check_entries(found.entries, where)
+    known = {**METHODS, **found.entries}
     for key, names in (("methods", found.methods or []), ("knobs", found.knobs), ("grid", found.grid)):
         for name in names:
-            if name not in METHODS:
-                raise unknown("method", name, METHODS, f"{where}: [compare] {key}")
+            if name not in known:
+                raise unknown("method", name, known, f"{where}: [compare] {key}")
     if found.accept:
         check_acceptance(found.accept, f"{where}: [compare] accept")
     for name, knobs in found.grid.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
 from bespoke.errors import UserError, unknown
+from bespoke.method import Method
 from bespoke.models import build_task
 from bespoke.privacy.clip import Clip
 from bespoke.privacy.transform import Transform
@@ -59,6 +62,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         from bespoke.methods import METHODS
 
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
+    check_stages_fit([stage.method for stage in stages])
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
@@ -79,6 +83,17 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
     )
+
+
+def check_stages_fit(methods: Sequence[Method]) -> None:
+    """A stage begins with what the one before it hands on: one model, or several."""
+    for place, (before, after) in enumerate(pairwise(methods), start=1):
+        if before.hands_on not in after.starts_from:
+            wanted = " or ".join("one model" if n == 1 else f"{n} models" for n in after.starts_from)
+            raise UserError(
+                f"stage {place}: {after.name} starts from {wanted}, and {before.name} before it hands on "
+                f"{before.hands_on}; leave one of the two out, or, where k is how many, give both the same k"
+            )
 
 
 def make_split(population: Population, config: ExperimentConfig) -> Split:

@@ -28,6 +28,7 @@ class Task(Protocol):
     """Data joined with a model; knows nothing of federation. See bespoke.models.task."""
 
     def init(self, seed: int) -> Params: ...
+    def fresh(self, seed: int) -> Params: ...  # a random start, also where `init` has a fixed one
     def loss(self, params: Params, batch: Params) -> Tensor: ...
     def gradient(self, params: Params, batch: Params) -> Params: ...
     def predict(self, params: Params, batch: Params) -> Tensor: ...
@@ -56,7 +57,7 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, step: int) -> Params: ...
     def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
-    def epochs(self) -> Iterator[Batches]: ...
+    def epochs(self, many: int = 1) -> Iterator[Batches]: ...  # stretches of so many epochs
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
 
@@ -98,6 +99,8 @@ class Method:
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
+    hands_on = 1  # how many models `params` gives the next stage; several are stacked along a first dimension
+    starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params}
@@ -105,15 +108,13 @@ class Method:
     def broadcast(self, server: Tree) -> Tree:  # what every client of the cohort is sent
         return {"params": server["params"]}
 
-    def unicast(self, server: Tree, client: int) -> Tree:
-        """What one client is sent besides; empty unless the server must know the client."""
+    def unicast(self, server: Tree, client: int) -> Tree:  # what one client is sent besides, if it must be known
         return {}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         return server
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        """Numbers of a round worth a line in its log, such as the sizes of clusters."""
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:  # for the round's log: sizes of clusters, ...
         return {}
 
     def params(self, server: Tree) -> Params:  # the model that the next stage starts from
@@ -141,8 +142,7 @@ class Method:
         """Names of the models that `personalize` yields, the shared one first; one is chosen on validation data."""
         return ("model",)
 
-    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:
-        """The client's candidate personal models, in the order of `candidates`."""
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:  # one model a candidate
         yield down["params"]
 
     def predict(self, personal: Any, batch: Params) -> Tensor:

@@ -348,7 +348,8 @@ class Run:
             picked = Choice(picked.default, self._pick(method, scores).own)
         plain, picked = picked, self._accepted(picked, experiment.stages[-1], scores, clients)
         support = split.test.support.sizes()
-        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, params, support))
+        shared = method.broadcast(server)
+        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, shared, support))
         self._write_clients(query, scores.get("validation"), picked, names)
         if split.kind == "cross-device" and isinstance(chosen_on, ValidationScores):
             self._write_selection(chosen_on, picked)

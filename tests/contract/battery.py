@@ -15,7 +15,7 @@ from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Method
-from bespoke.methods import METHODS
+from bespoke.methods import METHODS, Ensemble
 from bespoke.methods.finetune import FineTune
 from bespoke.privacy.transform import Transform
 from bespoke.tensors import Params, Tree, flatten
@@ -44,6 +44,8 @@ def method_of(kind: type[Method], world: World, drop_last: bool = False, **knobs
         settings |= {"epochs": 3, "every": 2, "lrs": (0.1, 0.02)}
     else:
         settings |= {"lr": 0.1, "weight_decay": 0.02}
+    if issubclass(kind, Ensemble):
+        settings |= {"k": 3}
     return kind(world.task, **settings | knobs)
 
 

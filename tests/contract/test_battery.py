@@ -35,7 +35,7 @@ from bespoke.engines.host import ClientWork
 from bespoke.engines.workers import WorkerFailed
 from bespoke.errors import UserError
 from bespoke.method import Batching
-from bespoke.methods import METHODS, FedAvg, FineTune
+from bespoke.methods import METHODS, FedAvg, FineTune, HypCluster
 from bespoke.privacy.clip import Clip
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
@@ -48,8 +48,12 @@ CLIP = (Clip(0.5),)  # of the order of the updates: it bites on some clients and
 TRANSFORMS = {"plain": (), "clip": CLIP}
 
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
-ELSEWHERE = ("fedavg", "fedprox", "finetune", "small-ditto", "offsets")
-HEAVY = ("fedavg", "small-ditto")  # convolutions and recurrences: slow, and nothing new in the other methods
+ELSEWHERE = ("fedavg", "fedprox", "finetune", "hypcluster", "small-ditto", "offsets")
+HEAVY = (
+    "fedavg",
+    "hypcluster",
+    "small-ditto",
+)  # convolutions and recurrences: slow, and nothing new in the other methods
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
@@ -110,6 +114,18 @@ def test_momentum_and_uniform_weights_agree() -> None:
         expected = play(engine, place, made)
     for choice in ({**IN_PROCESS, **LINEAR_ONLY}).values():
         with Engine(place.population, choice) as engine:
+            assert_same(play(engine, place, made), expected)
+
+
+@pytest.mark.parametrize("knobs", [{"upload": "index"}, {"share": "body"}, {"share": "body", "upload": "index"}])
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+def test_all_ways_of_clustering_agree(name: str, knobs: dict[str, str]) -> None:
+    place = known_world(name)
+    made = method_of(HypCluster, place, **knobs)
+    with Engine(place.population, LOOP) as engine:
+        expected = play(engine, place, made)
+    for engine_name in ("func, chunk 3", *(("fused, chunk 64",) if place.linear else ())):
+        with Engine(place.population, CHOICES[engine_name]) as engine:
             assert_same(play(engine, place, made), expected)
 
 
@@ -302,7 +318,7 @@ def test_bytes_and_steps_by_hand() -> None:
 
 
 # -- what must not matter ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["fedavg", "small-ditto", "median", "offsets", "four-types"])
+@pytest.mark.parametrize("method", ["fedavg", "hypcluster", "small-ditto", "median", "offsets", "four-types"])
 def test_the_order_of_the_cohort_does_not_matter(method: str) -> None:
     place = known_world("linear")
     turned = tuple(tuple(reversed(cohort)) for cohort in ROUNDS)
@@ -412,10 +428,11 @@ def test_a_round_on_all_rows_needs_no_split() -> None:
 
 
 def test_every_method_says_what_it_is() -> None:
+    place = known_world("linear")
     for name, kind in METHODS.items():
         assert kind.name == name
         assert kind.paper
         assert kind.__doc__
         assert kind.after == "" or kind.after in METHODS
         assert set(kind.tunes) <= set(kind.__dataclass_fields__)
-        assert kind.trains == bool(kind.uplink)  # who trains sends something
+        assert kind.trains == bool(kind(place.task).uplink)  # who trains sends something

@@ -221,6 +221,17 @@ def test_reshuffle_changes_the_order_of_epochs_and_only_that() -> None:
         assert sorted(first) == sorted(second) == list(range(40))
 
 
+def test_stretches_of_epochs_are_the_epochs_in_order() -> None:
+    population = Population.build({"x": torch.arange(10), "y": torch.arange(10)}, owners((10,)))
+    for reshuffle in (True, False):
+        orders = Orders.draw(everything(population), np.array([0]), Batching(4, 6, reshuffle=reshuffle), key=1)
+        for batches in (orders.sliced(0), share_of(orders.stacked(np.array([0])), 0)):
+            whole = [batches[step]["x"].tolist() for step in range(18)]
+            stretches = list(batches.epochs(3))
+            assert [len(stretch) for stretch in stretches] == [9, 9]
+            assert [stretch[step]["x"].tolist() for stretch in stretches for step in range(9)] == whole
+
+
 @given(
     steps=st.lists(st.integers(0, 30), min_size=1, max_size=40),
     chunk=st.integers(1, 10),

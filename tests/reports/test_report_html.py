@@ -213,3 +213,39 @@ def test_an_unfinished_run_is_refused(toy: Path, tmp_path: Path) -> None:
     (toy / "runs" / "fedavg-seed0" / "result.json").unlink()
     with pytest.raises(UserError, match="fedavg-seed0"):
         write_report([toy], tmp_path / "report.html")
+
+
+def _with_clusters(folder: Path, shares: dict[str, list[float]]) -> None:
+    """Write the share of the largest cluster into the logs: one a round, from the first round on."""
+    for name, values in shares.items():
+        path = folder / "runs" / name / "rounds.jsonl"
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        for line, share in zip(lines[1:], values, strict=True):
+            line["observed"] = {"clients": [1, 2], "largest_share": share}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_share_of_the_largest_cluster_is_drawn(toy: Path, tmp_path: Path) -> None:
+    _with_clusters(toy, {"finetune-seed0": [0.5, 0.6, 0.7, 0.95], "finetune-seed1": [0.5, 0.5, 0.5, 0.6]})
+    _, page = report([toy], tmp_path)
+    figure = page.payload["figures"]["clusters"]
+    assert [trace["y"] for trace in figure["data"]] == [[50, 60, 70, 95], [50, 50, 50, 60]]
+    assert [trace["x"] for trace in figure["data"]] == [[1, 2, 3, 4]] * 2
+    assert [trace["showlegend"] for trace in figure["data"]] == [True, False]
+    assert "Finetune collapsed in 1 of 2 seeds: in the last round one cluster held up to 95.0 %" in page.words
+    assert "clients in the largest cluster, last round" in page.words
+    assert "figure-clusters" in {attributes.get("id") for _, attributes in page.elements}
+
+
+def test_clusters_that_hold_are_no_warning(toy: Path, tmp_path: Path) -> None:
+    _with_clusters(toy, {"finetune-seed0": [1.0, 1.0, 0.9, 0.9]})
+    _, page = report([toy], tmp_path)
+    assert "clusters" in page.payload["figures"]
+    assert "collapsed in" not in page.words
+
+
+def test_long_runs_are_thinned_to_their_last_round(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "MOST_ROUNDS", 2)
+    _with_clusters(toy, {"finetune-seed0": [0.1, 0.2, 0.3, 0.4]})
+    _, page = report([toy], tmp_path)
+    assert page.payload["figures"]["clusters"]["data"][0]["x"] == [2, 4]

@@ -48,10 +48,10 @@ class Sliced:
     def live(self, step: int) -> float:
         return 1.0
 
-    def epochs(self) -> Iterator[Sliced]:
-        for epoch in range(self.repeats):
-            one = {name: column[epoch : epoch + 1] if len(column) > 1 else column for name, column in self.data.items()}
-            yield Sliced(one, self.size, 1, self.examples, self.steps)
+    def epochs(self, many: int = 1) -> Iterator[Sliced]:
+        for first in range(0, self.repeats, many):
+            part = {n: column[first : first + many] if len(column) > 1 else column for n, column in self.data.items()}
+            yield replace(self, data=part, repeats=many)
 
     def rows(self) -> Params:
         return {name: column[0] for name, column in self.data.items()}
@@ -93,10 +93,10 @@ class Stacked:
     def live(self, step: int) -> float | Tensor:
         return 1.0 if self.even else (self.used > step % self.steps * self.size).float()
 
-    def epochs(self) -> Iterator[Stacked]:
-        for epoch in range(self.repeats):
-            one = self.orders[epoch : epoch + 1] if len(self.orders) > 1 else self.orders
-            yield replace(self, orders=one, repeats=1)
+    def epochs(self, many: int = 1) -> Iterator[Stacked]:
+        for first in range(0, self.repeats, many):
+            part = self.orders[first : first + many] if len(self.orders) > 1 else self.orders
+            yield replace(self, orders=part, repeats=many)
 
     def rows(self) -> Params:
         return self._gathered(0, 0, self.steps * self.size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
 from bespoke.methods.descend import descend
@@ -56,9 +57,12 @@ class FedAvg(Method):
             self.task, start, batches, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
         )  # fmt: skip
 
+    def weight(self, batches: Batches) -> Tensor:
+        """What the client counts in the mean."""
+        return batches.examples if self.weighting == "examples" else torch.ones_like(batches.examples)
+
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        trained = self.train(down["params"], batches)
-        weight = batches.examples if self.weighting == "examples" else torch.ones_like(batches.examples)
+        trained, weight = self.train(down["params"], batches), self.weight(batches)
         return private, {"delta": scale(subtract(trained, down["params"]), weight), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:

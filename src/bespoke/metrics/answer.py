@@ -6,7 +6,7 @@ import math
 
 from bespoke.metrics import significance
 from bespoke.metrics.significance import Interval
-from bespoke.metrics.summary import ALPHA, BEFORE, FEW_CLIENTS, Against, GroupNumbers, MethodSummary, Summary
+from bespoke.metrics.summary import ALPHA, BEFORE, COLLAPSED, FEW_CLIENTS, Against, GroupNumbers, MethodSummary, Summary
 from bespoke.metrics.text import (
     FINEST_PERCENT,
     count,
@@ -225,6 +225,7 @@ def _cautions(summary: Summary) -> list[str]:
         cautions.append(f"There are only {summary.clients} clients: take the intervals as rough.")
     if len(summary.seeds) == 1:
         cautions.append("There is only one seed: how much the training itself varies is not in the intervals.")
+    cautions.extend(_collapsed(summary))
     diverged = [m.title for m in summary.methods if not math.isfinite(m.mean.value)]
     if diverged:
         cautions.append(f"{listing(diverged)} gave no finite {metric_name(summary.metric)} for any client.")
@@ -235,6 +236,22 @@ def _cautions(summary: Summary) -> list[str]:
             f"finite {metric_name(summary.metric)} there, which flatters {'it' if len(partly) == 1 else 'them'}."
         )
     return cautions
+
+
+def _collapsed(summary: Summary) -> list[str]:
+    """Clusters of which one holds nearly all clients are no clusters."""
+    sentences = []
+    for method in summary.methods:
+        ended = method.largest_cluster.by_seed if method.largest_cluster else []
+        high = [share for share in ended if share > COLLAPSED]
+        if high:
+            where = f"in {len(high)} of {len(ended)} seeds" if len(ended) > 1 else "here"
+            most = percent(100 * max(high))
+            sentences.append(
+                f"{method.title} collapsed {where}: in the last round one cluster held up to {most} % of the clients, "
+                "so the others are hardly trained; a warm start or fewer clusters may help."
+            )
+    return sentences
 
 
 def _too_few(summary: Summary) -> bool:

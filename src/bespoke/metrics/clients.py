@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,11 @@ class Run:
             records.append(record)
         return records
 
+    def largest_shares(self) -> dict[int, float]:
+        """Round, counted through all stages -> share of its clients in the largest cluster; empty without clusters."""
+        observed = ((number, line.get("observed") or {}) for number, line in numbered(self.lines("rounds.jsonl")))
+        return {number: float(seen["largest_share"]) for number, seen in observed if "largest_share" in seen}
+
     def config(self) -> str:
         """The resolved experiment as it was written, or nothing if the folder has none."""
         path = self.folder / "config.toml"
@@ -72,6 +77,17 @@ class Study:
     def labels(self) -> list[str]:
         """The methods in the order of compare.json, or as given."""
         return list(dict.fromkeys(run.label for run in self.runs))
+
+
+def numbered(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The lines of `rounds.jsonl` with their rounds counted through all stages."""
+    before = last = 0
+    stage: Any = None
+    for line in lines:
+        if line.get("stage") != stage:
+            stage, before = line.get("stage"), last
+        last = before + int(line.get("round") or 0)
+        yield last, line
 
 
 _REPEAT = "The folder is damaged: delete it and run the experiment again."

@@ -31,6 +31,7 @@ BEFORE = "before personalization"  # stands in as the baseline when there is onl
 ALPHA = 0.05
 MOST_LISTED = 50  # hurt clients kept by name
 FEW_CLIENTS = 20
+COLLAPSED = 0.9  # share of the clients in one cluster above which the others hardly exist
 
 Verdict = Literal["better", "worse", "mixed", "unclear"]
 
@@ -130,6 +131,7 @@ class MethodSummary:
     revealed: dict[str, str]  # field that leaves the client -> what the server learns of it
     excluded: dict[str, int]  # client -> rounds in which its update was not finite
     undefined: int  # (seed, client) cells without a finite value
+    largest_cluster: OverSeeds | None  # share of the last round's clients that chose it, where there are clusters
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
                 revealed=_revealed(runs),
                 excluded=_excluded(runs),
                 undefined=box.undefined[label],
+                largest_cluster=_largest_cluster(runs),
             )
         )
 
@@ -443,6 +446,11 @@ def _revealed(runs: Sequence[Run]) -> dict[str, str]:
     for line in runs[0].lines("ledger.jsonl"):
         fields |= line.get("revealed") or {}
     return fields
+
+
+def _largest_cluster(runs: Sequence[Run]) -> OverSeeds | None:
+    shares = [list(run.largest_shares().values()) for run in runs]
+    return over.over_seeds(share[-1] for share in shares if share) if any(shares) else None
 
 
 def _excluded(runs: Sequence[Run]) -> dict[str, int]:

@@ -24,6 +24,10 @@ class Network:
     def init(self, seed: int) -> Params:
         raise NotImplementedError
 
+    def fresh(self, seed: int) -> Params:
+        """A random start: models that begin alike would stay alike."""
+        return self.init(seed)
+
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs as stored (images are bytes on disk) to inputs as computed with."""
         return x.float() / 255.0 if x.dtype == torch.uint8 else x
@@ -55,6 +59,13 @@ class Linear(Network):
             generator = torch.Generator().manual_seed(seed)
             weight = torch.randn(self.outputs, self.inputs, generator=generator) / self.inputs**0.5
         return {"weight": weight, "bias": torch.zeros(self.outputs)}
+
+    def fresh(self, seed: int) -> Params:
+        """As torch.nn.Linear begins: weights and bias uniform within 1 / sqrt(inputs)."""
+        generator = torch.Generator().manual_seed(seed)
+        bound = max(self.inputs, 1) ** -0.5
+        drawn = (2 * torch.rand(self.outputs, self.inputs + 1, generator=generator) - 1) * bound
+        return {"weight": drawn[:, :-1].contiguous(), "bias": drawn[:, -1].contiguous()}
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         return self.prepare(x).flatten(1)

@@ -51,6 +51,10 @@ class BaseTask:
     def init(self, seed: int) -> Params:
         return self.network.init(seed)
 
+    def fresh(self, seed: int) -> Params:
+        """A random start: what `init` gives, or a draw where that is the same for all seeds."""
+        return self.network.fresh(seed)
+
     def predict(self, params: Params, batch: Params) -> Tensor:
         return self.network(params, batch["x"])
 

@@ -11,7 +11,7 @@ from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
 from bespoke.method import Method
 from bespoke.sampling import Draw
-from bespoke.tensors import Params, nbytes
+from bespoke.tensors import Tree, nbytes
 
 
 class Ledger:
@@ -52,12 +52,12 @@ class Ledger:
         }
 
     def personalization(
-        self, method: Method, choice: Choice, params: Params, support: NDArray[np.int64]
+        self, method: Method, choice: Choice, shared: Tree, support: NDArray[np.int64]
     ) -> dict[str, Any]:
-        """Making the personal models: each client fetches the model (unless nothing is shared) and adapts it."""
+        """Making the personal models: each client fetches what is broadcast (unless nothing is) and adapts it."""
         batching = method.support_batching()
         passes = batching.epochs * len(getattr(method, "lrs", (0,))) if not method.trains else 0
-        down = nbytes(params) * len(support) if method.downlink else 0
+        down = nbytes(shared) * len(support) if method.downlink else 0
         return {
             "stage": None,
             "round": None,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bespoke.metrics.answer import change_of
-from bespoke.metrics.clients import Cells, Floats, Study
-from bespoke.metrics.summary import BEFORE, MethodSummary, Summary
+from bespoke.metrics.clients import Cells, Floats, Study, numbered
+from bespoke.metrics.summary import BEFORE, COLLAPSED, MethodSummary, Summary
 from bespoke.metrics.text import jsonable, metric_name
 from bespoke.randomness import generator
 
@@ -20,6 +20,7 @@ Figure = dict[str, Any]
 
 MOST_DRAWN = 20_000  # clients in a figure; the numbers are always of all
 MOST_GROUPS = 30
+MOST_ROUNDS = 400  # points of a line of rounds
 MANY_POINTS = 1_500  # from here on points are drawn by WebGL
 _COLOURS = 6  # of the theme, besides the baseline's grey
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -356,19 +357,53 @@ def curve_figure(study: Study, summary: Summary, styles: dict[str, Style], again
 def _curve(lines: Sequence[dict[str, Any]], metric: str) -> dict[int, tuple[float, float]]:
     """Round, counted through all stages -> (bytes moved by a client so far, validation metric)."""
     curve: dict[int, tuple[float, float]] = {}
-    before = last = 0
-    stage: Any = None
     moved = 0.0
-    for line in lines:
-        if line.get("stage") != stage:
-            stage, before = line.get("stage"), last
-        last = before + int(line.get("round") or 0)
+    for number, line in numbered(lines):
         if line.get("clients"):
             moved += (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / line["clients"]
         value = (line.get("validation") or {}).get(metric)
         if value is not None and math.isfinite(value):
-            curve[last] = (moved, float(value))
+            curve[number] = (moved, float(value))
     return curve
+
+
+def clusters_figure(study: Study, summary: Summary, styles: dict[str, Style]) -> Figure:
+    """The share of the largest cluster in every round, a line for each seed (Motley, Figure 6a)."""
+    traces: list[dict[str, Any]] = []
+    for method in summary.methods:
+        style = styles[method.label]
+        named = False
+        for run in study.runs:
+            shares = list(run.largest_shares().items()) if run.label == method.label else []
+            if not shares:
+                continue
+            # a few hundred rounds draw the same line as thousands; the last one is always among them
+            kept = shares[:: -max(len(shares) // MOST_ROUNDS, 1)][::-1]
+            traces.append(
+                {
+                    "type": "scatter", "mode": "lines", "name": _label(method.title), "legendgroup": method.label,
+                    "showlegend": not named, "x": [number for number, _ in kept],
+                    "y": jsonable([100 * share for _, share in kept], 4),
+                    "line": {"color": f"${style.colour}", "width": 1.6, "dash": style.dash},
+                    "hovertemplate": f"%{{y:.3g}} %, seed {run.seed}",
+                }
+            )  # fmt: skip
+            named = True
+    if not traces:
+        return {}
+    bound = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * COLLAPSED, "y1": 100 * COLLAPSED,
+             "line": {"color": "$strong", "width": 1, "dash": "dot"}}  # fmt: skip
+    return {
+        "data": traces,
+        "label": "share of the clients in the largest cluster against round",
+        "height": 340,
+        "layout": {
+            "xaxis": _axis("round", zeroline=False),
+            "yaxis": _axis("clients in the largest cluster", range=[0, 103], ticksuffix=" %", zeroline=False),
+            "hovermode": "x unified",
+            "shapes": [bound],
+        },
+    }
 
 
 def _mean_traffic(curves: Sequence[dict[int, tuple[float, float]]], rounds: Sequence[int], scale: float) -> list[float]:

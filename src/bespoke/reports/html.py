@@ -40,6 +40,7 @@ from bespoke.reports.figures import (
     Drawn,
     change_figure,
     clients_figure,
+    clusters_figure,
     curve_figure,
     draw,
     focus_of,
@@ -86,6 +87,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         "groups": groups_figure(summary, styles),
         "rounds": curve_figure(study, summary, styles, against="round"),
         "traffic": curve_figure(study, summary, styles, against="traffic"),
+        "clusters": clusters_figure(study, summary, styles),
     }
     figures = {name: figure for name, figure in figures.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}

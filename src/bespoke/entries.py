@@ -1,0 +1,88 @@
+"""What a comparison compares: methods, each perhaps in several settings under labels of their own.
+
+    [compare.entries.warm]
+    method = "hypcluster"
+    before = [{ method = "ensemble", rounds = 100 }]
+    rounds = 400
+    k = 3
+
+A stage of `before` takes over the entry's knobs that its method has too and that it does not set itself: here k, and a
+learning rate that is being tuned.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from bespoke.errors import UserError, unknown
+from bespoke.method import Method
+from bespoke.methods import METHODS
+
+LABEL = re.compile(r"\w[\w .+-]*")  # a folder is named after it
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method in one setting."""
+
+    label: str
+    method: type[Method]
+    before: tuple[dict[str, Any], ...] | None = None  # the stages before it, in place of the method's own
+    knobs: dict[str, Any] = field(default_factory=dict)  # fixed; `rounds` may be among them
+
+    @classmethod
+    def of(cls, label: str, entries: dict[str, dict[str, Any]]) -> Entry:
+        """The entry of this label; one that is not listed is the method of that name with its defaults."""
+        given = dict(entries.get(label, {"method": label}))
+        if given["method"] not in METHODS:
+            raise unknown("method", given["method"], METHODS, f"entry {label!r}")
+        method, before = METHODS[given.pop("method")], given.pop("before", None)
+        return cls(label, method, None if before is None else tuple(before), given)
+
+    @property
+    def title(self) -> str:
+        return self.method.__name__ if self.label == self.method.name else self.label
+
+    @property
+    def after(self) -> str:
+        """The entry whose model it starts from, unless it says for itself what comes before it."""
+        return self.method.after if self.before is None else ""
+
+    def tried(self, grid: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """What to tune: the grid of the label, of the method, or the method's own, without what the entry fixes."""
+        found: dict[str, Any] = grid.get(self.label, grid.get(self.method.name, self.method.tunes))
+        return {knob: values for knob, values in found.items() if knob not in self.knobs}
+
+    def stages(self, knobs: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
+        """Its stages, those before it first; `rounds` is for those that do not say."""
+        own: dict[str, Any] = {
+            "method": self.method.name,
+            **({"rounds": rounds} if self.method.trains else {}),
+            **knobs,
+        }
+        before = []
+        for stage in self.before or ():
+            kind = METHODS[stage["method"]]
+            common = {knob: own[knob] for knob in (entry.name for entry in fields(kind)) if knob in own}
+            before.append({**({"rounds": rounds} if kind.trains else {}), **common, **stage})
+        return [*before, own]
+
+
+def check_entries(entries: dict[str, dict[str, Any]], where: str) -> None:
+    """Labels that can be folders, methods that exist; knobs are checked with the experiment."""
+    for label, given in entries.items():
+        place = f"{where}: [compare.entries.{label}]"
+        if not LABEL.fullmatch(label):
+            raise UserError(f"{place}: a label consists of letters, digits, spaces and any of _ . + -")
+        before = given.get("before", [])
+        if not isinstance(before, list) or not all(isinstance(stage, dict) for stage in before):
+            raise UserError(f"{place}: before = {before!r}: a list of stages, as in [{{ method = ..., rounds = ... }}]")
+        for stage in (given, *before):
+            if "method" not in stage:
+                raise UserError(f"{place} names no method; say method = ... with one of: {', '.join(sorted(METHODS))}")
+            if not isinstance(stage["method"], str) or stage["method"] not in METHODS:
+                raise unknown("method", stage["method"], METHODS, place)
+        if label in METHODS and label != given["method"]:
+            raise UserError(f"{place}: {label!r} is the name of another method than {given['method']!r}; rename it")

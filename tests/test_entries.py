@@ -1,0 +1,119 @@
+"""One method in several settings within a comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bespoke.compare import Comparison
+from bespoke.config import check_compare
+from bespoke.entries import Entry
+from bespoke.errors import UserError
+
+FILE = """
+[data]
+source = "synthetic"
+options = { clients = 6, examples = 20 }
+
+[engine]
+workers = 0
+
+[compare]
+methods = ["fedavg"]
+seeds = 1
+rounds = 2
+
+[compare.grid]
+fedavg = { lr = [0.1] }
+hypcluster = { lr = [0.05, 0.1], k = [2, 3] }
+
+[compare.knobs.hypcluster]
+batch_size = 8
+
+[compare.entries.random]
+method = "hypcluster"
+upload = "index"
+k = 2
+
+[compare.entries."warm start"]
+method = "hypcluster"
+before = [{ method = "ensemble", rounds = 3 }]
+rounds = 1
+"""
+
+WARM = {
+    "method": "hypcluster",
+    "before": [{"method": "ensemble", "rounds": 3, "select": "validation"}],
+    "share": "none",
+}
+
+
+def test_a_stage_before_takes_over_common_knobs() -> None:
+    """k, the learning rate and the server are the ensemble's too; `share` is not, and what it sets itself stays."""
+    entry = Entry.of("warm", {"warm": WARM})
+    knobs = {**entry.knobs, "k": 4, "lr": 0.2, "server": {"name": "adam"}, "select": "train"}
+    before, own = entry.stages(knobs, rounds=9)
+    assert own == {"method": "hypcluster", "rounds": 9, **knobs}
+    assert before == {
+        "method": "ensemble", "rounds": 3, "k": 4, "lr": 0.2, "server": {"name": "adam"}, "select": "validation",
+    }  # fmt: skip
+    assert entry.after == ""
+
+
+def test_what_an_entry_fixes_is_not_tuned() -> None:
+    entries = {"three": {"method": "hypcluster", "k": 3}}
+    assert set(Entry.of("three", entries).tried({})) == {"lr"}
+    assert set(Entry.of("hypcluster", entries).tried({})) == {"lr", "k"}
+    grid = {"hypcluster": {"k": [2], "lr": [1.0]}, "other": {"k": [5]}}
+    assert Entry.of("three", entries).tried(grid) == {"lr": [1.0]}
+    assert Entry.of("three", entries).tried({**grid, "three": {"epochs": [2]}}) == {"epochs": [2]}
+    assert Entry.of("finetune", {}).after == "fedavg"
+
+
+def test_a_comparison_of_one_method_in_two_settings(tmp_path: Path) -> None:
+    (tmp_path / "file.toml").write_text(FILE)
+    out = Comparison.read(tmp_path / "file.toml", tmp_path / "out").run()
+    about = json.loads((out / "compare.json").read_text())
+    entries = {entry["label"]: entry for entry in about["methods"]}
+    assert list(entries) == ["fedavg", "random", "warm start"]
+    assert [entry["title"] for entry in entries.values()] == ["FedAvg", "random", "warm start"]
+    assert set(entries["random"]["reveals"].values()) == {"EACH"}
+    assert set(entries["warm start"]["reveals"].values()) == {"SUM"}
+    assert [len(entry["tuning"]) for entry in entries.values()] == [1, 2, 4]
+    ensemble, clusters = entries["warm start"]["stages"]
+    assert (ensemble["method"], ensemble["rounds"], clusters["method"], clusters["rounds"]) == (
+        "ensemble", 3, "hypcluster", 1,
+    )  # fmt: skip
+    assert ensemble["batch_size"] == clusters["batch_size"] == 8
+    assert (ensemble["k"], ensemble["lr"]) == (clusters["k"], clusters["lr"])
+    lines = [json.loads(t) for t in (out / "runs" / "warm start-seed0" / "rounds.jsonl").read_text().splitlines()]
+    assert [line["method"] for line in lines if line["round"]] == ["ensemble"] * 3 + ["hypcluster"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"a/b": {"method": "fedavg"}}, "a label consists of"),
+        ({"..": {"method": "fedavg"}}, "a label consists of"),
+        ({"a": {"k": 2}}, "names no method"),
+        ({"a": {"method": "hypclust"}}, "Did you mean 'hypcluster'"),
+        ({"a": {"method": ["fedavg"]}}, "unknown method"),
+        ({"a": {"method": "fedavg", "before": "ensemble"}}, "a list of stages"),
+        ({"a": {"method": "fedavg", "before": [{"rounds": 3}]}}, "names no method"),
+        ({"local": {"method": "fedavg"}}, "the name of another method"),
+        ({"a": 3}, "entries.a"),
+    ],
+)
+def test_entries_that_are_refused(entries: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_compare({"entries": entries}, "file.toml")
+
+
+def test_labels_stand_where_methods_do() -> None:
+    entries = {"warm": WARM}
+    found = check_compare({"methods": ["warm"], "entries": entries, "grid": {"warm": {"k": [2]}}}, "file.toml")
+    assert found.methods == ["warm"]
+    with pytest.raises(UserError, match="Did you mean 'warm'"):
+        check_compare({"methods": ["warn"], "entries": entries}, "file.toml")
