@@ -32,6 +32,7 @@ from bespoke.tensors import Params, Tree, count, stack
 Ints = NDArray[np.int64]
 
 CACHE = 2**21  # bytes a chunk's step may touch before it falls out of a core's cache
+WORTH_WORKERS = 0.25  # seconds of a round from which on worker processes are worth their start
 SMALL = 200_000  # parameters up to which vectorizing over clients is tried against the loop
 
 
@@ -286,20 +287,25 @@ def choose(
             )
         vectorized, reason = kind == "vectorized", "as told"
     if workers is None:
-        # starting workers costs seconds: worth it where a round is heavy
-        steps = (
-            int(
-                steps_of(population.sizes(np.arange(min(len(population), 2000))), work.method.batching()).mean()
-                * cohort
-            )
-            + 1
-        )
-        heavy = not vectorized and size * steps * batch > 2e9
-        workers = cores if heavy and cores > 1 else 0
+        # starting workers costs seconds: worth it where a round takes long
+        long = not vectorized and _round_seconds(population, work, size, cohort) > WORTH_WORKERS
+        workers = cores if long and cores > 1 else 0
     gradient: Gradient = "autograd"
     if vectorized:
         gradient = "fused" if compiled else "closed-form" if linear else "func"
-    return Choice(vectorized, best_chunk if vectorized else 1, workers, 1 if workers else cores, gradient, reason)
+    # a small model's steps are too short to be shared by threads, which wait for each other on a busy machine
+    threads = 1 if workers or (not vectorized and size <= SMALL) else cores
+    return Choice(vectorized, best_chunk if vectorized else 1, workers, threads, gradient, reason)
+
+
+def _round_seconds(population: Population, work: ClientWork, size: int, cohort: int) -> float:
+    """About how long a round takes in a loop: the bookkeeping of its steps, and its arithmetic."""
+    some = population.sizes(np.arange(min(len(population), 2000)))
+    batching = work.method.batching()
+    positions = population.columns["y"][0].numel()  # those of a sequence, or one
+    steps = float(steps_of(some, batching).mean()) * cohort * batching.epochs
+    arithmetic = 6.0 * size * float(some.mean()) * cohort * batching.epochs * positions
+    return 2e-3 * steps + arithmetic / 3e10
 
 
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
