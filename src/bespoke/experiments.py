@@ -102,8 +102,8 @@ def _check_fit(method: type[Method], task: Any, clients: int, where: str) -> Non
     if method.linear_only and not task.network.is_linear:
         found = type(task.network).__name__.lower()
         raise UserError(
-            f"{where}: {method.name} is for linear models, and the model is {found!r}; use [model] name = 'linear', or a "
-            "method that takes any model, such as ditto"
+            f"{where}: {method.name} is for linear models, and the model is {found!r}; use [model] name = 'linear', or "
+            "a method that takes any model, such as ditto"
         )
     if method.most_clients and clients > method.most_clients:
         raise UserError(

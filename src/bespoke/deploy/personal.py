@@ -1,6 +1,6 @@
 """Personal models as artefacts: safetensors with what a model consists of, JSON that says how to use it.
 
-Most are the parameters of a network; a method's own kind (kNN-Per: parameters and a memory) is used by the method itself.
+Most are the parameters of a network; some hold more (kNN-Per: a memory), so the method that made a model also uses it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A client keeps a memory of its rows: their features under the shared model (what
 prediction mixes what the k nearest in memory say with what the shared model says: lambda kNN + (1 - lambda) model,
 probabilities with probabilities, numbers with numbers. Nothing is trained; lambda (`mix`) is chosen on validation data.
 
-Implementations weigh a neighbour at distance d differently, selectable as `weight`: exp(-d) (`exp`, Motley's
-cross-device code), exp(-d^2 / (dim scale)) (`exp-squared`, the authors' own), 1 / d (`inverse`, Motley's cross-silo code).
+Implementations weigh a neighbour at distance d differently, selectable as `weight`: exp(-d) (`exp`, Motley's code for
+devices), exp(-d^2 / (dim scale)) (`exp-squared`, the authors' own), 1 / d (`inverse`, Motley's code for silos).
 """
 
 from __future__ import annotations
@@ -104,8 +104,10 @@ class KNNPer(Method):
         task, memory = self._task, personal["memory"]
         outputs = self.task.predict(personal["params"], batch)
         queries = self.task.features(personal["params"], batch)
-        queries = queries.reshape(-1, queries.shape[-1])
-        size = max(64, BLOCK // (len(memory["mask"]) + self.k * queries.shape[-1]))
+        centre = memory["features"].mean(0)  # about it products of features lose least to rounding
+        there, queries = memory["features"] - centre, queries.reshape(-1, queries.shape[-1]) - centre
+        memory = {**memory, "features": there, "lengths": (there * there).sum(-1)}
+        size = max(64, BLOCK // (len(there) + self.k * queries.shape[-1]))
         looked_up = [self._neighbours(memory, some) for some in queries.split(size)]
         targets, weights = (torch.cat(side) for side in zip(*looked_up))
         return outputs, task.vote(outputs, targets, weights), (memory["mask"].sum() > 0).float()
@@ -113,10 +115,8 @@ class KNNPer(Method):
     def _neighbours(self, memory: Params, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Targets and weights, which sum to one, of the nearest in memory: (queries, neighbours) each."""
         features, mask = memory["features"], memory["mask"]
-        centre = features.mean(0)
-        there, here = features - centre, queries - centre
-        # |a - b|^2 by a product of matrices finds the nearest fast; their distances are then computed without its rounding
-        rough = (there * there).sum(-1) - 2 * here @ there.mT
+        # a product of matrices finds the nearest fast; their distances are then computed without its rounding
+        rough = memory["lengths"] - 2 * queries @ features.mT
         nearest = rough.masked_fill(mask == 0, torch.inf).topk(min(self.k, len(mask)), largest=False).indices
         squared = ((queries[:, None] - features[nearest]) ** 2).sum(-1)
         heights = {
@@ -124,6 +124,6 @@ class KNNPer(Method):
             "exp-squared": lambda: -squared / (queries.shape[-1] * self.scale),
             "inverse": lambda: -squared.sqrt().clamp(min=TINY).log(),
         }[self.weight]()
-        # weights relative to each other as a softmax: exp(-d) of far neighbours would vanish; fewer than k have no weight
+        # a softmax, for exp(-d) of far neighbours would vanish; of fewer than k those that are none have no weight
         heights = heights.masked_fill(mask[nearest] == 0, -torch.inf)
         return memory["targets"][nearest], heights.softmax(-1).nan_to_num(0.0)

@@ -1,13 +1,13 @@
 """Mocha: Smith et al., Federated Multi-Task Learning, NeurIPS 2017, in the primal form of Motley's cross-silo code.
 
-Task t (a client) has weights w_t, the rows of W; all lower  sum_t f_t(w_t) + (lam / 2) tr(W^T R W)  and the relation R is
-learned from W: Sigma = (W W^T)^(1/2) / tr((W W^T)^(1/2)), I / m at first. R is Sigma itself in Motley's code
-(`coupling = "motley"`), its inverse Omega in the original (`coupling = "omega"`): under Omega related tasks are drawn
-together, under Sigma large and like ones are shrunk.
+Each of m clients has weights w_t, a row of W. All lower  sum_t f_t(w_t) + (lam / 2) tr(W^T R W),  and the relation R is
+learned from W: Sigma = (W W^T)^(1/2) / tr((W W^T)^(1/2)), which begins as I / m. R is Sigma itself in Motley's code
+(`coupling = "motley"`: what clients have in common is shrunk), its inverse Omega in the original (`coupling = "omega"`:
+related clients are drawn together).
 
-The coupling's gradient for w_t is lam sum_s R_ts w_s = lam R_tt (w_t - a_t) with a_t = -(sum over s != t of R_ts w_s) / R_tt:
-a pull to an anchor. The others' weights are those of the round's start for all (a Jacobi step), so that the server
-can tell each client its a_t and R_tt, and nobody needs another's weights.
+The coupling's gradient for w_t is lam (R_tt w_t + sum_{s != t} R_ts w_s) = lam R_tt (w_t - a_t), a pull to the anchor
+a_t = -sum_{s != t} R_ts w_s / R_tt. The others' weights are those of the round's start for everyone (a Jacobi step), so
+the server can tell each client its a_t and R_tt, and no client sees another's weights.
 """
 
 from __future__ import annotations

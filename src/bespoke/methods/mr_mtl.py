@@ -1,4 +1,4 @@
-"""MR-MTL: mean-regularized multi-task learning, as in Liu et al., On Privacy and Personalization in Cross-Silo FL, 2022.
+"""MR-MTL: mean-regularized multi-task learning; Liu et al., On Privacy and Personalization in Cross-Silo FL, 2022.
 
 There are only private models v_k, and their mean w: client k lowers f_k(v) + (lam / 2) ||v - w||^2 and sends v_k; the
 server's next w is the mean of what was sent. lam = 0 is local training, and a large lam makes all v_k one model.
