@@ -125,7 +125,7 @@ class Method:
     def init_private(self, params: Params) -> Tree:  # what a client holds before its first round
         return {}
 
-    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what it sends)
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what is sent)
         raise NotImplementedError(f"{self.name} has no training rounds")
 
     def support_batching(self) -> Batching:  # minibatches of the rows a client adapts on
