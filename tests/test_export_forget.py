@@ -343,13 +343,14 @@ def test_forget_a_client_without_private_state(tmp_path: Path) -> None:
         forget_client(run, "west")
 
 
-def test_half_written_private_state_is_swept_before_forgetting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".{}.4242.partial", ".tmpOvudSM"])
+def test_half_written_private_state_is_swept_before_forgetting(tmp_path: Path, name: str) -> None:
     """A run killed while writing a segment leaves a file beside it, which holds rows too."""
     run = begin(tmp_path, DITTO)
     _, raw, _ = opened(run)
     segment = next((run / "private").glob("*.safetensors"))
     row = private_row(run, raw.index("north"))[0]
-    (run / "private" / f".{segment.name}.4242.partial").write_bytes(segment.read_bytes())
+    (run / "private" / name.format(segment.name)).write_bytes(segment.read_bytes())
     forget_client(run, "north")
     assert everywhere(run, row) == []
 
