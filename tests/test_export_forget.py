@@ -65,6 +65,7 @@ TUNED = [{"method": "fedavg", "rounds": 3}, {"method": "finetune", "epochs": 4, 
 WARM = [{"method": "ensemble", "rounds": 2}, {"method": "hypcluster", "rounds": 2}]
 SHARED = [{"method": "hypcluster", "rounds": 3, "share": "body", "server": "adam"}]
 BY_CLIENT = [TUNED[0], {**TUNED[1], "choose": "client"}]
+KNN = [TUNED[0], {"method": "knn-per", "k": 3, "weight": "inverse", "mix": [0.3, 0.8]}]
 
 
 def opened(run: Path) -> tuple[ExperimentConfig, Population, Experiment]:
@@ -96,6 +97,13 @@ def results(run: Path) -> pd.DataFrame:
         ([{"method": "local", "epochs": 4, "every": 2, "lrs": [0.1]}], {}),
         (WARM, {}),
         (SHARED, {"model": {"name": "mlp", "hidden": [3]}}),
+        ([{"method": "ditto", "rounds": 3}], {}),
+        ([{"method": "ditto", "rounds": 1}], {"cohort": {"size": 2}}),
+        ([{"method": "mr-mtl", "rounds": 3}], {}),
+        ([{"method": "mocha", "rounds": 3}], {}),
+        ([{"method": "mocha", "rounds": 1}], {"cohort": {"size": 2}}),
+        (KNN, {}),
+        ([KNN[0], {**KNN[1], "choose": "client", "capacity": 5}], {"model": {"name": "mlp", "hidden": [3]}}),
     ],
     ids=[
         "finetune",
@@ -107,6 +115,13 @@ def results(run: Path) -> pd.DataFrame:
         "local",
         "clusters",
         "weight sharing",
+        "ditto",
+        "ditto, some never trained",
+        "mr-mtl",
+        "mocha",
+        "mocha, some never trained",
+        "memory",
+        "memory of an mlp",
     ],
 )
 def test_export_predicts_as_the_run_did(tmp_path: Path, stages: Any, rest: Any) -> None:
@@ -128,8 +143,9 @@ def test_export_predicts_as_the_run_did(tmp_path: Path, stages: Any, rest: Any) 
 @pytest.mark.parametrize(
     ("name", "classes"), [("logistic", ("high", "low", "middle")), ("mlp", ("high", "low", "middle"))]
 )
-def test_classes_come_out_by_name(tmp_path: Path, name: str, classes: tuple[str, ...]) -> None:
-    run = begin(tmp_path, TUNED, classes=True, model={"name": name})
+@pytest.mark.parametrize("stages", [TUNED, KNN], ids=["finetune", "memory"])
+def test_classes_come_out_by_name(tmp_path: Path, name: str, classes: tuple[str, ...], stages: Any) -> None:
+    run = begin(tmp_path, stages, classes=True, model={"name": name})
     table = results(run)
     for client in table.index:
         model = load_personal(export_personal(run, client)["folder"])
@@ -269,8 +285,20 @@ def test_forget_removes_private_state_and_model(tmp_path: Path) -> None:
         (BY_CLIENT, {}),
         ([TUNED[0], {**TUNED[1], "part": "last"}], {"model": {"name": "mlp", "hidden": [2]}}),
         ([TUNED[0]], {}),
+        (KNN, {}),
+        ([{"method": "ditto", "rounds": 2}], {}),
+        ([{"method": "mocha", "rounds": 2}], {}),
     ],
-    ids=["finetune", "client scaling", "chosen by client", "frozen layers", "nothing personal"],
+    ids=[
+        "finetune",
+        "client scaling",
+        "chosen by client",
+        "frozen layers",
+        "nothing personal",
+        "memory",
+        "ditto",
+        "mocha",
+    ],
 )
 def test_forget_after_exporting_everyone(tmp_path: Path, stages: Any, rest: Any) -> None:
     """Arrays that all models share (common means, frozen layers, the shared model itself) are nobody's traces."""
@@ -286,6 +314,25 @@ def test_forget_after_exporting_everyone(tmp_path: Path, stages: Any, rest: Any)
     assert "north" not in text  # the mark is a hash
 
 
+def test_forget_says_that_a_server_which_knows_its_clients_still_does(tmp_path: Path) -> None:
+    """Mocha's server holds every client's weights: that is no private state, and it is not passed over in silence."""
+    receipt = forget_client(begin(tmp_path / "knows", [{"method": "mocha", "rounds": 2}]), "north")
+    assert any("the server itself keeps of this client under mocha" in line for line in receipt["remains"])
+    receipt = forget_client(begin(tmp_path / "not", [{"method": "ditto", "rounds": 2}]), "north")
+    assert not any("the server itself" in line for line in receipt["remains"])
+
+
+def test_forget_removes_a_memory(tmp_path: Path) -> None:
+    """The features that lie in an exported model are rows of the client: not a byte of them may be left."""
+    run = begin(tmp_path, KNN)
+    model = load_personal(export_personal(run, "north")["folder"])
+    memory = model.params["memory"]["features"].numpy().tobytes()
+    assert everywhere(run, memory)
+    receipt = forget_client(run, "north")
+    assert everywhere(run, memory) == []
+    assert "personal/north" in receipt["deleted"]
+
+
 def test_forget_a_client_without_private_state(tmp_path: Path) -> None:
     run = begin(tmp_path, TUNED)
     receipt = forget_client(run, "east")
@@ -296,13 +343,14 @@ def test_forget_a_client_without_private_state(tmp_path: Path) -> None:
         forget_client(run, "west")
 
 
-def test_half_written_private_state_is_swept_before_forgetting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".{}.4242.partial", ".tmpOvudSM"])
+def test_half_written_private_state_is_swept_before_forgetting(tmp_path: Path, name: str) -> None:
     """A run killed while writing a segment leaves a file beside it, which holds rows too."""
     run = begin(tmp_path, DITTO)
     _, raw, _ = opened(run)
     segment = next((run / "private").glob("*.safetensors"))
     row = private_row(run, raw.index("north"))[0]
-    (run / "private" / f".{segment.name}.4242.partial").write_bytes(segment.read_bytes())
+    (run / "private" / name.format(segment.name)).write_bytes(segment.read_bytes())
     forget_client(run, "north")
     assert everywhere(run, row) == []
 

@@ -51,6 +51,7 @@ class Comparison:
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
+    notes: list[str] = field(default_factory=list)  # what to know of these methods here
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -78,6 +79,11 @@ class Comparison:
         first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
         population = load_population(first)
         for note in population.about.get("notes", []):
+            self.progress.note(note)
+        # built once before anything is run: what does not fit is refused at once, what is doubtful is said
+        planned = [build(self._config(name, self.seeds[0], {}), population) for name in self.methods]
+        self.notes = [note for note in map(caution, planned) if note]
+        for note in self.notes:
             self.progress.note(note)
         chosen: dict[str, dict[str, Any]] = {}
         tuning: dict[str, list[dict[str, Any]]] = {}
@@ -180,6 +186,7 @@ class Comparison:
             "seeds": list(self.seeds),
             "expected": self.expected,
             "accept": self.accept,
+            "notes": self.notes,
             "data": {
                 "name": about["name"],
                 "title": about.get("title", ""),
@@ -223,6 +230,27 @@ def _merged(fixed: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def stateful(method: type[Method]) -> bool:
+    """Whether clients, or the server about single clients, remember anything from round to round."""
+    return (method.init_private, method.unicast) != (Method.init_private, Method.unicast)
+
+
+def caution(experiment: Experiment) -> str:
+    """A word where clients that are to remember something seldom or never train; else nothing."""
+    method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)
+    if not stateful(type(method)):
+        return ""
+    keeps = f"{experiment.label} keeps something for every client from round to round"
+    if experiment.split.kind == "cross-device":
+        return f"{keeps}, but cross-device tests clients that never train: {method.unseen}."
+    if experiment.cohort < trained:
+        return (
+            f"{keeps}, and {experiment.cohort:,} of {trained:,} clients train in a round: what the others keep grows "
+            f"old, and {method.unseen}."
+        )
+    return ""
+
+
 def describe(method: Method) -> dict[str, Any]:
     """What a method does, what travels, what stays private: read off its declarations."""
     return {
@@ -236,5 +264,6 @@ def describe(method: Method) -> dict[str, Any]:
         "private": method.private,
         "personal": method.personal,
         "unseen": method.unseen,
+        "stateful": stateful(type(method)),
         "rounds": method.trains,
     }

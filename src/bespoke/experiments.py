@@ -62,6 +62,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         from bespoke.methods import METHODS
 
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
+        _check_fit(METHODS[name], task, len(prepared), f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
@@ -94,6 +95,21 @@ def check_stages_fit(methods: Sequence[Method]) -> None:
                 f"stage {place}: {after.name} starts from {wanted}, and {before.name} before it hands on "
                 f"{before.hands_on}; leave one of the two out, or, where k is how many, give both the same k"
             )
+
+
+def _check_fit(method: type[Method], task: Any, clients: int, where: str) -> None:
+    """Some methods are for some models only, or for few clients."""
+    if method.linear_only and not task.network.is_linear:
+        found = type(task.network).__name__.lower()
+        raise UserError(
+            f"{where}: {method.name} is for linear models, and the model is {found!r}; use [model] name = 'linear', or "
+            "a method that takes any model, such as ditto"
+        )
+    if method.most_clients and clients > method.most_clients:
+        raise UserError(
+            f"{where}: {method.name} relates every client to every other and takes at most {method.most_clients:,} "
+            f"clients; there are {clients:,}; use another method, such as ditto"
+        )
 
 
 def make_split(population: Population, config: ExperimentConfig) -> Split:

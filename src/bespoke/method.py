@@ -1,8 +1,7 @@
 """The contract of a method. Nothing else in the package is needed to read one.
 
-A method is a frozen dataclass of pure functions: state goes in and comes out. The client's functions see one client
-and never the server's state; the server's functions never see private state. What leaves a client is declared in
-`uplink`, so traffic, privacy and the page "what travels, what stays" follow from the code.
+A method is a frozen dataclass of pure functions. The client's see one client and never the server's state, the server's
+never see private state. What leaves a client is declared in `uplink`: traffic and privacy follow from the code.
 """
 
 from __future__ import annotations
@@ -17,18 +16,13 @@ from torch import Tensor
 from bespoke.tensors import Params, Tree
 
 
-class Reveal(Enum):
-    """What the server learns of a field that leaves the client."""
-
+class Reveal(Enum):  # what the server learns of a field that leaves the client
     SUM = "the cohort's sum only (fits secure aggregation and central privacy)"
     EACH = "every client's value (not private unless noised on the client)"
 
 
-class Task(Protocol):
-    """Data joined with a model; knows nothing of federation. See bespoke.models.task."""
-
-    def init(self, seed: int) -> Params: ...
-    def fresh(self, seed: int) -> Params: ...  # a random start, also where `init` has a fixed one
+class Task(Protocol):  # data joined with a model; knows nothing of federation: see bespoke.models.task
+    def fresh(self, seed: int) -> Params: ...  # a random start, also where the task's own is fixed
     def loss(self, params: Params, batch: Params) -> Tensor: ...
     def gradient(self, params: Params, batch: Params) -> Params: ...
     def predict(self, params: Params, batch: Params) -> Tensor: ...
@@ -46,6 +40,7 @@ class Batching:
     reshuffle: bool = True  # a new order every epoch
     shuffle: bool = True  # False: rows as they are stored
     drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)
+    uses: int = 1  # how many descents go over them: for counting the work
 
 
 class Batches(Protocol):
@@ -58,6 +53,7 @@ class Batches(Protocol):
     def __getitem__(self, step: int) -> Params: ...
     def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
     def epochs(self, many: int = 1) -> Iterator[Batches]: ...  # stretches of so many epochs
+    def part(self, begin: int, end: int) -> Batches: ...  # these epochs only
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
 
@@ -72,9 +68,7 @@ class Cohort:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the server knows before the first round."""
-
+class Setting:  # what the server knows before the first round
     seed: int = 0
     clients: int = 0  # numbered from 0
 
@@ -101,6 +95,11 @@ class Method:
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
     hands_on = 1  # how many models `params` gives the next stage; several are stacked along a first dimension
     starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
+    linear_only: ClassVar[bool] = False  # it needs a model with one affine layer
+    most_clients: ClassVar[int] = 0  # more it cannot serve; 0: any number
+    stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
+    choose = "global"  # who chooses among candidates: see bespoke.selection.choose
+    keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params}
@@ -126,24 +125,25 @@ class Method:
     def init_private(self, params: Params) -> Tree:  # what a client holds before its first round
         return {}
 
-    stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
-
-    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        """One round on one client: (new private state, what it sends)."""
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what is sent)
         raise NotImplementedError(f"{self.name} has no training rounds")
 
     def support_batching(self) -> Batching:  # minibatches of the rows a client adapts on
         return Batching()
 
-    choose = "global"  # who chooses among candidates: see bespoke.selection.choose
-    keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
+    def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:  # private state of one that never trained
+        return private
 
-    def candidates(self) -> tuple[str, ...]:
-        """Names of the models that `personalize` yields, the shared one first; one is chosen on validation data."""
+    def candidates(self) -> tuple[str, ...]:  # the names of what `personalize` yields; one is chosen on validation data
         return ("model",)
 
-    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:  # one model a candidate
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Any]:  # the shared model comes first
         yield down["params"]
 
     def predict(self, personal: Any, batch: Params) -> Tensor:
         return self.task.predict(personal, batch)
+
+    def outputs(self, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[Params]:
+        # each candidate's predictions, by part of the rows: where candidates can share work, they do so here
+        for personal in models:
+            yield {part: self.predict(personal, rows) for part, rows in parts.items()}

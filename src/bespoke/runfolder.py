@@ -86,7 +86,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
-            for half_written in self.path.rglob(".*.partial"):  # by a process that was killed
+            # by a process that was killed; safetensors writes under a temporary name of its own first
+            for half_written in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:
                 half_written.unlink(missing_ok=True)
             yield
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from bespoke.data.splits import Train
 from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.engines.private import PrivateTable
-from bespoke.method import Method
-from bespoke.methods import METHODS, Ensemble
+from bespoke.method import Method, Setting
+from bespoke.methods import METHODS
 from bespoke.methods.finetune import FineTune
 from bespoke.privacy.transform import Transform
 from bespoke.tensors import Params, Tree, flatten
@@ -39,20 +39,25 @@ class Play:
 
 def method_of(kind: type[Method], world: World, drop_last: bool = False, **knobs: Any) -> Method:
     """The method with settings under which all paths are taken: several epochs, small batches, all extra terms."""
-    settings: dict[str, Any] = {"batch_size": BATCH, "drop_last": drop_last, "epochs": 2}
+    settings: dict[str, Any] = {
+        "batch_size": BATCH, "drop_last": drop_last, "epochs": 2, "lr": 0.1, "weight_decay": 0.02,
+        "lam": 0.4, "private_lr": 0.05, "private_epochs": 3, "adapt_epochs": 2, "relate_every": 2,
+        "k": 3, "mix": (0.0, 0.3, 1.0), "capacity": 0.7,
+    }  # fmt: skip
     if issubclass(kind, FineTune):
         settings |= {"epochs": 3, "every": 2, "lrs": (0.1, 0.02)}
-    else:
-        settings |= {"lr": 0.1, "weight_decay": 0.02}
-    if issubclass(kind, Ensemble):
-        settings |= {"k": 3}
-    return kind(world.task, **settings | knobs)
+    known = {entry.name for entry in fields(kind)}
+    return kind(world.task, **{name: value for name, value in settings.items() if name in known} | knobs)
 
 
 def every_method() -> dict[str, type[Method]]:
     from small_methods import SMALL_METHODS
 
     return {**METHODS, **{method.name: method for method in SMALL_METHODS}}
+
+
+def setting(world: World) -> Setting:
+    return Setting(seed=3, clients=len(world.population))
 
 
 def start(world: World) -> Params:
@@ -69,7 +74,7 @@ def play(
 ) -> Play:
     params = start(world)
     engine.open(ClientWork(method, train or world.split.train, transforms), params)
-    server: Tree = method.init_server(params)
+    server: Tree = method.init_server(params, setting(world))
     out = Play({}, {})
     for number, cohort in enumerate(rounds if method.trains else ()):
         result = engine.round(server, np.array(cohort), key=100 + number)

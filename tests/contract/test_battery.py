@@ -24,6 +24,7 @@ from battery import (
     method_of,
     play,
     private_state,
+    setting,
     start,
 )
 
@@ -48,17 +49,13 @@ CLIP = (Clip(0.5),)  # of the order of the updates: it bites on some clients and
 TRANSFORMS = {"plain": (), "clip": CLIP}
 
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
-ELSEWHERE = ("fedavg", "fedprox", "finetune", "hypcluster", "small-ditto", "offsets")
-HEAVY = (
-    "fedavg",
-    "hypcluster",
-    "small-ditto",
-)  # convolutions and recurrences: slow, and nothing new in the other methods
+ELSEWHERE = ("fedavg", "fedprox", "finetune", "knn-per", "hypcluster", "ditto", "offsets")
+HEAVY = ("fedavg", "hypcluster", "ditto", "knn-per")  # convolutions and recurrences: slow, nothing new in the others
 
 
 def _cases() -> Iterator[tuple[str, str, str]]:
     for name in ("linear", "logistic", "logistic-bytes", "hinge"):
-        for method in METHOD_NAMES if name == "linear" else ELSEWHERE:
+        for method in METHOD_NAMES if name == "linear" else (*ELSEWHERE, "mocha"):
             yield from ((name, method, engine) for engine in (*IN_PROCESS, *LINEAR_ONLY) if _worth(method, engine))
     for method in ELSEWHERE:
         yield from (("mlp", method, engine) for engine in IN_PROCESS if _worth(method, engine))
@@ -377,7 +374,7 @@ def test_candidates_are_as_many_as_models(method: str) -> None:
     made = method_of(every_method()[method], place)
     orders = Orders.draw(place.split.test.support, np.array([5]), made.support_batching(), key=1)
     params = start(place)
-    server = made.init_server(params)
+    server = made.init_server(params, setting(place))
     down = {**made.broadcast(server), **made.unicast(server, 5)}
     models = list(made.personalize(down, made.init_private(params), orders.sliced(0)))
     assert len(models) == len(made.candidates())

@@ -13,6 +13,8 @@ from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.deploy.personal import client_folder, open_run, read_choices
 from bespoke.errors import UserError
 from bespoke.experiments import load_population
+from bespoke.method import Method
+from bespoke.methods import METHODS
 from bespoke.randomness import text_key
 
 SHORTEST = 16  # bytes: anything shorter would be found by chance
@@ -63,6 +65,10 @@ def forget_client(run: Path, client: str) -> dict[str, Any]:
     remains = [
         "the shared model, to which this client may have contributed",
         "this client's row of results in clients.parquet (sizes and scores)",
+    ]
+    known = {stage["method"] for stage in config.stage if METHODS[stage["method"]].unicast is not Method.unicast}
+    remains += [
+        f"what the server itself keeps of this client under {name}, in its checkpoints" for name in sorted(known)
     ]
     receipt: dict[str, Any] = {
         "client": client,

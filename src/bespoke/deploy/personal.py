@@ -1,4 +1,7 @@
-"""Personal models as artefacts: safetensors with the parameters, JSON that says how to use them."""
+"""Personal models as artefacts: safetensors with what a model consists of, JSON that says how to use it.
+
+Most are the parameters of a network; some hold more (kNN-Per: a memory), so the method that made a model also uses it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,22 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from bespoke.config import ExperimentConfig, read_config
+from bespoke.config import ExperimentConfig, check_stage, read_config
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.standardize import client_scaling
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population
+from bespoke.method import Method
+from bespoke.methods import METHODS
 from bespoke.models import NETWORKS
-from bespoke.models.networks import Network
+from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.randomness import mix
 from bespoke.rounds import Experiment
 from bespoke.runfolder import RunFolder
-from bespoke.tensors import Params, count, flatten, tree_map, unflatten
+from bespoke.tensors import Tree, count, flatten, tree_map, unflatten
 
-FORMAT = 1
+FORMAT = 2
 
 
 def open_run(path: Path) -> tuple[RunFolder, ExperimentConfig]:
@@ -48,7 +53,7 @@ def client_folder(run: Path, client: str) -> Path:
     return run / "personal" / (plain if plain == client else f"{plain}-{text_key(client):016x}")
 
 
-def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tuple[Params, str]:
+def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tuple[Tree, str]:
     """The model this client ended up with, made anew from the checkpoint, its private state and its own rows."""
     found = folder.latest()
     if found is None:
@@ -97,7 +102,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
     raw = load_population(config)
     experiment = build(config, raw)
     position = experiment.population.index(client)
-    params, candidate = personal_model(folder, experiment, position)
+    model, candidate = personal_model(folder, experiment, position)
     about, task = experiment.population.about, experiment.task
     target = out or client_folder(run, client)
     target.mkdir(parents=True, exist_ok=True)
@@ -105,9 +110,10 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
     mean, deviation = client_scaling(
         raw, experiment.split.train, config.data.standardize or advice["features"], position
     )
-    write_arrays(target / "model.safetensors", {**flatten(params), "input.mean": mean, "input.deviation": deviation})
+    write_arrays(target / "model.safetensors", {**flatten(model), "input.mean": mean, "input.deviation": deviation})
     description = {
         "format": FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
+        "stage": config.stage[-1],
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
         "words": about.get("words", []),
@@ -117,15 +123,15 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "rows": "an array with one column per feature, in this order and in the units of the data; NaN where missing",
     }  # fmt: skip
     write_text(target / "model.json", json.dumps(description, indent=1))
-    return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(params)}
+    return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(model)}
 
 
 @dataclass(frozen=True)
 class PersonalModel:
     """A client's model, ready to predict."""
 
-    params: Params
-    network: Network
+    params: Tree  # what the method made: a network's parameters, or these and more
+    method: Method
     mean: Tensor
     deviation: Tensor
     about: dict[str, Any]
@@ -136,7 +142,7 @@ class PersonalModel:
         if len(self.mean):
             x = ((x.double() - self.mean) / self.deviation).float().nan_to_num(nan=0.0)
         with torch.no_grad():
-            return self.network(self.params, x)
+            return self.method.predict(self.params, {"x": x})
 
     def predict(self, rows: ArrayLike) -> NDArray[Any]:
         """Predictions in the target's own units, or class names."""
@@ -165,12 +171,21 @@ def load_personal(folder: str | Path) -> PersonalModel:
         raise UserError(f"{path / 'model.json'} is damaged ({error})") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
+    name, _, _, knobs = check_stage(about["stage"], str(path / "model.json"))
+    task = _task(about, str(path / "model.json"))
+    flat, _ = open_arrays(path / "model.safetensors")
+    mean, deviation = flat.pop("input.mean"), flat.pop("input.deviation")
+    return PersonalModel(unflatten(flat), METHODS[name](task, **knobs), mean, deviation, about)
+
+
+def _task(about: dict[str, Any], where: str) -> BaseTask:
+    """The task of an exported model."""
     described = dict(about["network"])
     name = described.pop("name")
     if name not in NETWORKS:
-        raise unknown("network", name, NETWORKS, str(path / "model.json"))
+        raise unknown("network", name, NETWORKS, where)
     kind: Any = NETWORKS[name]
     network = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in described.items()})
-    flat, _ = open_arrays(path / "model.safetensors")
-    mean, deviation = flat.pop("input.mean"), flat.pop("input.deviation")
-    return PersonalModel(unflatten(flat), network, mean, deviation, about)
+    if about["task"] == "classification":
+        return Classification(network, hinge=about["hinge"])
+    return Regression(network) if about["task"] == "regression" else LanguageModel(network)

@@ -49,9 +49,11 @@ class Sliced:
         return 1.0
 
     def epochs(self, many: int = 1) -> Iterator[Sliced]:
-        for first in range(0, self.repeats, many):
-            part = {n: column[first : first + many] if len(column) > 1 else column for n, column in self.data.items()}
-            yield replace(self, data=part, repeats=many)
+        return (self.part(first, first + many) for first in range(0, self.repeats, many))
+
+    def part(self, begin: int, end: int) -> Sliced:
+        some = {name: column[begin:end] if len(column) > 1 else column for name, column in self.data.items()}
+        return replace(self, data=some, repeats=end - begin)
 
     def rows(self) -> Params:
         return {name: column[0] for name, column in self.data.items()}
@@ -94,9 +96,11 @@ class Stacked:
         return 1.0 if self.even else (self.used > step % self.steps * self.size).float()
 
     def epochs(self, many: int = 1) -> Iterator[Stacked]:
-        for first in range(0, self.repeats, many):
-            part = self.orders[first : first + many] if len(self.orders) > 1 else self.orders
-            yield replace(self, orders=part, repeats=many)
+        return (self.part(first, first + many) for first in range(0, self.repeats, many))
+
+    def part(self, begin: int, end: int) -> Stacked:
+        some = self.orders[begin:end] if len(self.orders) > 1 else self.orders
+        return replace(self, orders=some, repeats=end - begin)
 
     def rows(self) -> Params:
         return self._gathered(0, 0, self.steps * self.size)

@@ -7,6 +7,7 @@ The same host runs in this process, in a worker process, or (later) in a Ray act
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -146,12 +147,13 @@ class Host:
         return result
 
     def _planned(self, layout: Layout) -> Plan:
-        epochs = layout.batching.epochs
-        return Plan(layout, self._chunks(layout), int(layout.steps.sum()) * epochs, int(layout.sizes.sum()) * epochs)
+        passes = layout.batching.epochs * layout.batching.uses
+        return Plan(layout, self._chunks(layout), int(layout.steps.sum()) * passes, int(layout.sizes.sum()) * passes)
 
-    def _chunks(self, layout: Layout) -> list[Ints]:
-        """The positions of clients that are executed together."""
-        positions = np.flatnonzero(layout.sizes > 0)  # a client without rows has nothing to say
+    def _chunks(self, layout: Layout, among: NDArray[np.bool_] | None = None) -> list[Ints]:
+        """The positions of clients (`among` these) that are executed together."""
+        filled = layout.sizes > 0  # a client without rows has nothing to say
+        positions = np.flatnonzero(filled if among is None else filled & among)
         if not len(positions):
             return []
         if not self.mode.vectorized:
@@ -215,39 +217,49 @@ class Host:
         orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
         scored = {name: Orders.draw(self._held(rows), clients, WHOLE, None) for name, rows in parts.items()}
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
-        for positions in self._chunks(orders.layout):
+        # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
+        trained = self.private.holds(clients)
+        groups = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
+        for positions, new in groups:
             private = self.private.read(clients[positions])
             mine = take(own, torch.from_numpy(positions)) if own else {}
             if self.mode.vectorized:
-                pieces.append((positions, self._vectorized_scores(shared, mine, private, orders, scored, positions)))
+                scores = self._vectorized_scores(shared, mine, private, orders, scored, positions, new)
+                pieces.append((positions, scores))
                 continue
             one = [
                 self._scores({**shared, **take(mine, i)}, take(private, i), orders.sliced(p),
-                             {name: rows.sliced(p).rows() for name, rows in scored.items()})
+                             {name: rows.sliced(p).rows() for name, rows in scored.items()}, new)
                 for i, p in enumerate(positions)
             ]  # fmt: skip
             pieces.append((positions, stack(one)))
         return _assemble(pieces, len(clients))
 
+    def _models(self, down: Tree, private: Tree, support: Any, new: bool) -> Iterator[Any]:
+        """A client's candidates; `new`: it never trained."""
+        method = self.work.method
+        return method.personalize(down, method.newcomer(down, private, support) if new else private, support)
+
     def _scores(
-        self, down: Tree, private: Tree, support: Any, parts: dict[str, Params]
+        self, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool
     ) -> dict[str, dict[str, Tensor]]:
         method = self.work.method
         found: dict[str, list[Params]] = {name: [] for name in parts}
-        for personal in method.personalize(down, private, support):
+        for outputs in method.outputs(self._models(down, private, support, new), parts):
             for name, rows in parts.items():
-                found[name].append(method.task.score(method.predict(personal, rows), rows))
+                found[name].append(method.task.score(outputs[name], rows))
         return {name: stack(values) for name, values in found.items()}
 
     def _vectorized_scores(
-        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints
-    ) -> dict[str, dict[str, Tensor]]:
+        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints,
+        new: bool,
+    ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
         batches = orders.stacked(positions)
         examined = {name: part.stacked(positions) for name, part in scored.items()}
 
         def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
             rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
-            return self._scores({**shared, **own}, private, batches.of_client(mine), rows)
+            return self._scores({**shared, **own}, private, batches.of_client(mine), rows, new)
 
         others = {name: stacked.mapped() for name, stacked in examined.items()}
         return torch.func.vmap(one)(own, private, batches.mapped(), others)
@@ -257,9 +269,9 @@ class Host:
     ) -> Params:
         """One client's personal model: the chosen candidate, made anew."""
         orders = Orders.draw(self._held(support), np.array([client]), self.work.method.support_batching(), key)
-        mine = take(own, 0) if own else {}
-        made = self.work.method.personalize({**shared, **mine}, take(self.private.read([client]), 0), orders.sliced(0))
-        for place, model in enumerate(made):
+        mine, private = take(own, 0) if own else {}, take(self.private.read([client]), 0)
+        new = not self.private.holds(np.array([client]))[0]
+        for place, model in enumerate(self._models({**shared, **mine}, private, orders.sliced(0), new)):
             if place == candidate:
                 return model
         raise IndexError(candidate)

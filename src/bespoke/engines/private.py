@@ -42,6 +42,10 @@ class PrivateTable:
     def __bool__(self) -> bool:
         return self.width > 0
 
+    def holds(self, clients: Ints) -> NDArray[np.bool_]:
+        """Which of these clients have a state of their own."""
+        return np.array([int(client) in self.slots for client in clients], dtype=bool)
+
     def read(self, clients: Iterable[int]) -> Tree:
         """The state of these clients, stacked; those never touched have the initial state."""
         if not self:

@@ -62,8 +62,12 @@ class FedAvg(Method):
         return batches.examples if self.weighting == "examples" else torch.ones_like(batches.examples)
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        trained, weight = self.train(down["params"], batches), self.weight(batches)
-        return private, {"delta": scale(subtract(trained, down["params"]), weight), "weight": weight}
+        return private, self.change(self.train(down["params"], batches), down["params"], batches)
+
+    def change(self, trained: Params, start: Params, batches: Batches) -> Tree:
+        """What a client sends: its weighted change, and the weight."""
+        weight = self.weight(batches)
+        return {"delta": scale(subtract(trained, start), weight), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())

@@ -42,7 +42,9 @@ class FineTune(Method):
     after = "fedavg"
 
     def support_batching(self) -> Batching:
-        return Batching(self.batch_size, self.epochs, reshuffle=self.reshuffle, drop_last=self.drop_last)
+        return Batching(
+            self.batch_size, self.epochs, reshuffle=self.reshuffle, drop_last=self.drop_last, uses=len(self.lrs)
+        )
 
     def candidates(self) -> tuple[str, ...]:
         epochs = self.epochs_kept()

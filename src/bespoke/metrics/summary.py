@@ -462,7 +462,8 @@ def _excluded(runs: Sequence[Run]) -> dict[str, int]:
 
 
 def _notes(study: Study, summary: Summary, table: pd.DataFrame) -> list[str]:
-    notes = list(dict.fromkeys(str(note) for run in study.runs for note in run.result.get("notes") or []))
+    notes = [str(note) for note in study.compare.get("notes") or []]
+    notes += dict.fromkeys(str(note) for run in study.runs for note in run.result.get("notes") or [])
     if set(table["seed"]) - set(summary.seeds):
         notes.append(
             f"Only seeds {', '.join(map(str, summary.seeds))} were run with every method; the others are left out."

@@ -19,6 +19,7 @@ from bespoke.models.networks import Network
 from bespoke.tensors import Params
 
 Gradient = Literal["fused", "closed-form", "func", "autograd"]
+RAREST = 1e-12  # a class that no neighbour has is taken for so rare, not for impossible: losses stay finite
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,18 @@ class BaseTask:
     def features(self, params: Params, batch: Params) -> Tensor:
         """The representation before the last layer."""
         return self.network.features(params, batch["x"])
+
+    def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """What a memory holds of a batch: features (items, dim), targets (items), which of them count (items)."""
+        return self.features(params, batch), batch["y"], batch["mask"]
+
+    def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        """What weighted neighbours say, (items, neighbours) each, in the form of `outputs`: their mean target."""
+        return (weights * targets).sum(-1).reshape(outputs.shape)
+
+    def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
+        """part * vote + (1 - part) * outputs; `part` is a number, or one for each item."""
+        return part * vote + (1 - part) * outputs
 
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         raise NotImplementedError
@@ -161,6 +174,14 @@ class Classification(BaseTask):
     def _sign(self, y: Tensor) -> Tensor:
         return 2.0 * y - 1.0
 
+    def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        if self.hinge:  # 2 p - 1, on the scale of the margin
+            return super().vote(outputs, self._sign(targets), weights)
+        return shares(outputs, targets, weights)
+
+    def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
+        return super().mixed(outputs, vote, part) if self.hinge else log_mixture(outputs, vote, part)
+
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.hinge:
             return (1 - self._sign(y) * outputs[..., 0]).clamp(min=0)
@@ -199,6 +220,16 @@ class LanguageModel(BaseTask):
     def _tokens(self, batch: Params) -> Tensor:
         return (batch["y"] != self.padding).float() * batch["mask"][..., None]
 
+    def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Every token is an item, but for padding."""
+        return self.features(params, batch).flatten(0, 1), batch["y"].flatten(), self._tokens(batch).flatten()
+
+    def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return shares(outputs, targets, weights)
+
+    def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
+        return log_mixture(outputs, vote, part)
+
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return -F.log_softmax(outputs, dim=-1).gather(-1, y.long()[..., None])[..., 0]
 
@@ -215,6 +246,18 @@ class LanguageModel(BaseTask):
             scored = scored * (batch["y"] != token)
         correct = ((outputs.argmax(-1) == batch["y"]).float() * scored).sum()
         return {"accuracy": correct, "accuracy_count": scored.sum(), "loss": loss, "count": tokens.sum()}
+
+
+def shares(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The weight of each class among neighbours, for each item."""
+    none = torch.zeros(len(targets), outputs.shape[-1])
+    return none.scatter_add(-1, targets.long(), weights).reshape(outputs.shape)
+
+
+def log_mixture(outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
+    """log(part * vote + (1 - part) * softmax(outputs)), exactly the model's own log-probabilities where part is 0."""
+    seen = vote.clamp(min=RAREST).log() + part.log()
+    return torch.logaddexp(seen, F.log_softmax(outputs, dim=-1) + (1 - part).log())
 
 
 def finished(metric: str, sums: Params) -> Tensor:

@@ -56,7 +56,7 @@ class Ledger:
     ) -> dict[str, Any]:
         """Making the personal models: each client fetches what is broadcast (unless nothing is) and adapts it."""
         batching = method.support_batching()
-        passes = batching.epochs * len(getattr(method, "lrs", (0,))) if not method.trains else 0
+        passes = batching.epochs * batching.uses if not method.trains else 0
         down = nbytes(shared) * len(support) if method.downlink else 0
         return {
             "stage": None,

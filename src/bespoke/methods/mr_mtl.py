@@ -1,0 +1,33 @@
+"""MR-MTL: mean-regularized multi-task learning; Liu et al., On Privacy and Personalization in Cross-Silo FL, 2022.
+
+There are only private models v_k, and their mean w: client k lowers f_k(v) + (lam / 2) ||v - w||^2 and sends v_k; the
+server's next w is the mean of what was sent. lam = 0 is local training, and a large lam makes all v_k one model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bespoke.method import Batches
+from bespoke.methods.private_model import PrivateModel
+from bespoke.tensors import Tree
+
+
+@dataclass(frozen=True)
+class MRMTL(PrivateModel):
+    """A private model on each client, pulled to the mean of all of them."""
+
+    name = "mr-mtl"
+    paper = "Liu et al., NeurIPS 2022; Evgeniou and Pontil, KDD 2004"
+    downlink = {"params": "the mean of the clients' models"}
+    personal = "a private model, trained on the client's own rows and pulled to the mean of all private models"
+    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.01, 0.1, 1.0)}
+
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        return not self.momentum and type(self) is MRMTL
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        own = self.pulled(private["model"], down["params"], batches)
+        # v_k - w rather than v_k: the same mean, and what clipping bounds is how far a client stands from the others
+        return {"model": own}, self.change(own, down["params"], batches)

@@ -1,0 +1,54 @@
+"""A model of its own on every client, pulled to the shared one: what Ditto and MR-MTL have in common.
+
+Client k keeps v_k and lowers f_k(v) + (lam / 2) ||v - w||^2, w being the shared model it was sent. A client that never
+trained holds no v yet: it makes one in the same way, from w, on the rows it adapts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bespoke.method import Batches, Batching, knob
+from bespoke.methods.descend import descend
+from bespoke.methods.fedavg import FedAvg
+from bespoke.tensors import Params, Tree
+
+
+@dataclass(frozen=True)
+class PrivateModel(FedAvg):
+    """A private model beside the shared one. Subclasses say how a round trains the two."""
+
+    lam: float = knob(1.0, "strength of the pull of the private model to the shared one", ge=0)
+    adapt_epochs: int = knob(10, "epochs in which a client that never trained makes its private model", ge=1)
+
+    private = {"model": "the client's own model"}
+    unseen = "a client that never trained makes its model on its own rows, from the shared one and pulled to it"
+    keep_shared = False
+
+    @property
+    def own_lr(self) -> float:
+        return self.lr
+
+    def pulled(self, start: Params, shared: Params, batches: Batches) -> Params:
+        """A private model after some epochs, kept near the shared one."""
+        return descend(
+            self.task, start, batches, lr=self.own_lr, momentum=self.momentum, weight_decay=self.weight_decay,
+            anchor=shared, pull=self.lam,
+        )  # fmt: skip
+
+    def init_private(self, params: Params) -> Tree:
+        return {"model": params}
+
+    def support_batching(self) -> Batching:
+        return Batching(self.batch_size, self.adapt_epochs, drop_last=self.drop_last)
+
+    def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
+        return {"model": self.pulled(down["params"], down["params"], support)}
+
+    def candidates(self) -> tuple[str, ...]:
+        return ("global", "personal")
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield down["params"]
+        yield private["model"]
