@@ -262,7 +262,7 @@ def test_the_same_as_functions(here: Path) -> None:
     assert summary.clients == 20
     assert [method.label for method in summary.methods] == ["fedavg", "local"]
     assert (here / "out/report.html").exists()
-    assert library.compare is library.api.compare  # not the module of that name
+    assert library.compare is library.api.compare
     stage = {"method": "fedavg", "rounds": 1}
     result = library.run({"data": {"table": str(path), **columns}, "stage": [stage]}, here / "run")
     assert result["rounds"] == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bespoke.compare import DEFAULT_METHODS, Comparison
+from bespoke.comparison import DEFAULT_METHODS, Comparison
 from bespoke.config import checked, read_config
 from bespoke.experiments import build, to_toml
 from bespoke.metrics.summary import Summary, summarize

@@ -13,7 +13,7 @@ from bespoke.errors import unknown
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.compare import NO_TASK, describe
+    from bespoke.comparison import NO_TASK, describe
     from bespoke.methods import METHODS
 
     if name is not None and name not in METHODS:

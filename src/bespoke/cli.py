@@ -225,7 +225,7 @@ def compare(
     # the command that repeats this, without what only says how it came about
     command = shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
     with _resumable(folder):
-        from bespoke.compare import Comparison
+        from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
         with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
@@ -285,7 +285,7 @@ def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool) -> 
     folder = _place(out, f"compare-{path.stem}", resume, "compare")
     command = shlex.join(["bespoke", "compare", str(path)])
     with _resumable(folder):
-        from bespoke.compare import Comparison
+        from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
