@@ -26,6 +26,7 @@ _PUBLIC = {
     "read_table": "bespoke.data.table",
     "run": "bespoke.api",
     "summarize": "bespoke.metrics.summary",
+    "tune": "bespoke.api",
     "write_report": "bespoke.reports.html",
 }
 
