@@ -27,7 +27,8 @@ FORBIDDEN = {
     "sampling.py": ("engines", "methods", "rounds", "cli"),
     "selection.py": ("engines", "methods", "rounds", "cli"),
     "runfolder.py": ("engines", "methods", "rounds", "cli"),
-    "rounds.py": ("methods", "cli", "config", "comparison", "deploy", "reports"),
+    "rounds.py": ("methods", "cli", "config", "jobs", "comparison", "tuning", "deploy", "reports"),
+    "jobs.py": ("cli", "comparison", "tuning", "deploy", "reports"),
     "reports": ("engines", "methods", "rounds", "cli"),  # they read run folders, never memory
     "metrics": ("engines", "methods", "rounds", "cli", "reports"),
 }

@@ -51,23 +51,13 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, A
 
 
 def tune(
-    experiment: str | Path | dict[str, Any],
-    out: str | Path,
-    *,
-    space: dict[str, Any] | None = None,
-    preset: str | None = None,
-    seeds: int | list[int] = 1,
-    optuna: bool = False,
-    trials: int = 20,
-    pruner: str = "median",
-    jobs: int | None = 1,
+    experiment: str | Path | dict[str, Any], out: str | Path, *, jobs: int | None = 1, **asked: Any
 ) -> dict[str, Any]:
     """Choose hyper-parameters of an experiment on validation data; returns what tune.json says, the best among it.
 
-    `space` maps methods (or model, cohort, transform) to knobs and what to try of them, a list, or with optuna=True
-    {"low": ..., "high": ..., "log": True}: {"fedavg": {"lr": [0.01, 0.1]}, "cohort": {"size": [10, 50]}}.
+    `asked` are keys of a [tune] table (space, preset, seeds, optuna, trials, pruner) and go before those of the file:
+    tune("exp.toml", "runs/tuned", space={"fedavg": {"lr": [0.01, 0.1]}, "cohort": {"size": [10, 50]}}, seeds=3).
     """
     raw = dict(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
-    given = {"space": space or {}, "seeds": seeds, "optuna": optuna, "trials": trials, "pruner": pruner}
-    asked = check_tune({**given, **({"preset": preset} if preset else {})}, "tune")
-    return Tuning.of(raw, asked, Path(out), "tune", jobs=jobs).run()
+    config = check_tune({**raw.get("tune", {}), **asked}, "tune")
+    return Tuning.of(raw, config, Path(out), "tune", jobs=jobs).run()

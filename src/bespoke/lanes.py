@@ -135,8 +135,11 @@ class Lane:
     job: Job | None
 
     def start(self, job: Job, how: EngineChoice) -> None:
+        try:
+            self.pipe.send((job, how))
+        except OSError:
+            raise self._died(job) from None
         self.job = job
-        self.pipe.send((job, how))
 
     def stop(self) -> None:
         """After the current round; the run can be resumed."""
@@ -150,11 +153,7 @@ class Lane:
             kind, *rest = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.job = None
-            self.process.join(5)
-            raise WorkerFailed(
-                f"the process of {job.path.name} died (exit code {self.process.exitcode}); out of memory? Use fewer "
-                "--jobs"
-            ) from None
+            raise self._died(job) from None
         if kind == "point":
             rounds, value = rest
             self.pipe.send(judge(job, rounds, value))
@@ -166,6 +165,11 @@ class Lane:
         if kind == "done":
             return job, rest[0]
         raise _raised(kind, rest, job.path.name)
+
+    def _died(self, job: Job) -> WorkerFailed:
+        self.process.join(5)
+        code = self.process.exitcode
+        return WorkerFailed(f"the process of {job.path.name} died (exit code {code}); out of memory? Use fewer --jobs")
 
     def close(self) -> None:
         self.pipe.close()

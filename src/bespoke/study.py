@@ -49,8 +49,9 @@ class Study:
                 load_if_exists=True, pruner=_pruner(optuna, pruner, rounds),
             )  # fmt: skip
         except Exception as error:  # of sqlalchemy or of optuna, by what is wrong with the file
+            reason = str(error).splitlines()[0]
             raise UserError(
-                f"{path} is damaged or of another version of Optuna ({error}); remove it and resume"
+                f"{path} is damaged, or of another version of Optuna ({reason}); remove it and resume"
             ) from None
         self.told: dict[int, Any] = {}  # optuna's trials that are going on
         self.trials: dict[int, Trial] = {}

@@ -165,7 +165,7 @@ class Tuning:
                 "lower_is_better": lower, "seeds": list(self.seeds), "space": space_json(self.space),
                 "search": {"optuna": True, "trials": self.trials, "pruner": self.pruner} if self.optuna else "grid",
                 "trials": [self._entry(trial) for trial in tried], "best": self._entry(winner),
-                "experiment": resolved(config), "engine": engine, "command": self.command,
+                "experiment": self.base, "engine": engine, "command": self.command,
                 "versions": {
                     "python": platform.python_version(),
                     **{p: version(p) for p in ("bespoke-fl", "torch", "numpy", *(["optuna"] if self.optuna else []))},

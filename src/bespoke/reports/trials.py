@@ -29,8 +29,10 @@ def print_trials(about: dict[str, Any], folder: Path, console: Console | None = 
     knobs = list(about["best"]["setting"])
     for column in ("trial", f"validation {about['metric']}"):
         table.add_column(escape(column), justify="right")
-    for knob in knobs:
-        table.add_column(escape(knob), justify="right", overflow="fold")
+    heads = {knob.partition(".")[0] for knob in knobs}
+    for knob in knobs:  # what all have in common is not worth its room
+        short = knob.partition(".")[2] if len(heads) == 1 else knob
+        table.add_column(escape(short), justify="right", overflow="fold")
     for trial in [*ranked, *unusable][:SHOWN]:
         value = trial["state"] if trial["validation"] is None else f"{trial['validation']:.5g}"
         style = "bold green" if trial["number"] == about["best"]["number"] else ""
