@@ -24,7 +24,7 @@ from bespoke.progress import Bars
 from bespoke.runfolder import RunFolder
 from command import bespoke, messy_table, plain_table, refused, write_csv
 
-COMMANDS = ("compare", "run", "report", "methods", "data", "export", "forget")
+COMMANDS = ("compare", "run", "tune", "report", "methods", "data", "export", "forget")
 FEW = ("--rounds", 2, "--seeds", 1)
 
 EXPERIMENT = """
@@ -262,7 +262,7 @@ def test_the_same_as_functions(here: Path) -> None:
     assert summary.clients == 20
     assert [method.label for method in summary.methods] == ["fedavg", "local"]
     assert (here / "out/report.html").exists()
-    assert library.compare is library.api.compare  # not the module of that name
+    assert library.compare is library.api.compare
     stage = {"method": "fedavg", "rounds": 1}
     result = library.run({"data": {"table": str(path), **columns}, "stage": [stage]}, here / "run")
     assert result["rounds"] == 1

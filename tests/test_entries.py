@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bespoke.compare import Comparison
+from bespoke.comparison import Comparison
 from bespoke.config import check_compare
 from bespoke.entries import Entry
 from bespoke.errors import UserError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bespoke import api
-from bespoke.compare import caution
+from bespoke.comparison import caution
 from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import everything

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
 
 # Public names and where they live; imported when first used, so that `import bespoke` is instant.
 _PUBLIC = {
-    "Comparison": "bespoke.compare",
+    "Comparison": "bespoke.comparison",
     "Experiment": "bespoke.rounds",
     "METHODS": "bespoke.methods",
     "Method": "bespoke.method",
@@ -28,6 +26,7 @@ _PUBLIC = {
     "read_table": "bespoke.data.table",
     "run": "bespoke.api",
     "summarize": "bespoke.metrics.summary",
+    "tune": "bespoke.api",
     "write_report": "bespoke.reports.html",
 }
 
@@ -42,14 +41,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Package(ModuleType):
-    """`bespoke.compare` is the function, although there is a module of that name: importing it replaces nothing."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

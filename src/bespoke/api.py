@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bespoke.compare import DEFAULT_METHODS, Comparison
-from bespoke.config import checked, read_config
+from bespoke.comparison import DEFAULT_METHODS, Comparison
+from bespoke.config import check_tune, checked, read_config, read_experiment
 from bespoke.experiments import build, to_toml
 from bespoke.metrics.summary import Summary, summarize
 from bespoke.reports.html import write_report
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.tuning import Tuning
 
 
 def compare(
@@ -25,15 +26,18 @@ def compare(
     tune: bool = True,
     data: str = "chem97",
     settings: dict[str, Any] | None = None,
+    jobs: int | None = 1,
     **columns: Any,
 ) -> Summary:
     """Compare methods on a table (with client=, target=, group=, ...) or on built-in data, into the folder `out`.
 
-    `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}.
+    `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
+    (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
     """
     described = {"source": data} if table is None else {"table": str(table), **columns}
     folder = Path(out)
-    Comparison({"data": described, **(settings or {})}, folder, tuple(methods), tuple(range(seeds)), rounds, tune).run()
+    base = {"data": described, **(settings or {})}
+    Comparison(base, folder, tuple(methods), tuple(range(seeds)), rounds, tune, jobs=jobs).run()
     write_report([folder], folder / "report.html")
     return summarize([folder])
 
@@ -44,3 +48,16 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, A
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked():
         return Run(build(config), folder).run()
+
+
+def tune(
+    experiment: str | Path | dict[str, Any], out: str | Path, *, jobs: int | None = 1, **asked: Any
+) -> dict[str, Any]:
+    """Choose hyper-parameters of an experiment on validation data; returns what tune.json says, the best among it.
+
+    `asked` are keys of a [tune] table (space, preset, seeds, optuna, trials, pruner) and go before those of the file:
+    tune("exp.toml", "runs/tuned", space={"fedavg": {"lr": [0.01, 0.1]}, "cohort": {"size": [10, 50]}}, seeds=3).
+    """
+    raw = dict(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
+    config = check_tune({**raw.get("tune", {}), **asked}, "tune")
+    return Tuning.of(raw, config, Path(out), "tune", jobs=jobs).run()

@@ -13,7 +13,7 @@ from bespoke.errors import unknown
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.compare import NO_TASK, describe
+    from bespoke.comparison import NO_TASK, describe
     from bespoke.methods import METHODS
 
     if name is not None and name not in METHODS:
@@ -117,6 +117,33 @@ def print_source(source: dict[str, Any]) -> None:
     options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
     facts.add_row("options", escape(options) or "-")
     Console().print(facts)
+
+
+def describe_presets() -> list[dict[str, Any]]:
+    from bespoke.methods import METHODS
+    from bespoke.presets import Preset, names
+
+    found = [Preset.read(name) for name in names()]
+    return [
+        {**asdict(preset), "methods": preset.methods(), "missing": [m for m in preset.methods() if m not in METHODS]}
+        for preset in found
+    ]
+
+
+def print_presets(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("preset", "what", "methods"):
+        table.add_column(column, overflow="fold")
+    for preset in found:
+        table.add_row(preset["name"], escape(preset["title"]), ", ".join(preset["methods"]))
+    console = Console()
+    console.print(table)
+    console.print(
+        '\n`bespoke tune EXPERIMENT.toml --preset NAME` tries its grid; preset = "NAME" in [compare] compares with it, '
+        "and with tune = false uses its best values.",
+        highlight=False,
+        markup=False,
+    )
 
 
 def _count(value: Any) -> str:

@@ -32,8 +32,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs inst
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="The client's id, as in the client column.")]
 Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with what was interrupted in --out.")]
 
-# What lies in a folder that `bespoke compare` or `bespoke run` has begun: the only folders that --resume goes on with.
-BEGUN = {"compare": ("compare.json", "runs", "tuning", "stages"), "run": ("config.toml", "checkpoints")}
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Runs at a time (default: one for each core, where runs are light)."),
+]
+
+# What lies in a folder that a command has begun: the only folders that --resume goes on with.
+BEGUN = {
+    "compare": ("compare.json", "runs", "tuning", "stages"),
+    "run": ("config.toml", "checkpoints"),
+    "tune": ("search.json",),
+}
 
 
 class Stopped(Exception):
@@ -186,6 +195,7 @@ def compare(
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
     ] = None,
@@ -206,7 +216,7 @@ def compare(
     if table is not None and data is not None:
         raise UserError(f"give a table ({table}) or --data {data}, not both")
     if table is not None and table.suffix == ".toml":
-        _compare_file(table, out, resume, as_json)
+        _compare_file(table, out, resume, as_json, jobs)
         return
     described = _described(table, data, client, target, group, features, time, task)
     base: dict[str, Any] = {
@@ -222,17 +232,22 @@ def compare(
     if not names:
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
     folder = _place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
-    # the command that repeats this, without what only says how it came about
-    command = shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
+    command = _command()
     with _resumable(folder):
-        from bespoke.compare import Comparison
+        from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
         with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison(
-                base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop
-            ).run()
+                base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop,
+                jobs=jobs,
+            ).run()  # fmt: skip
         _report([folder], folder / "report.html", as_json)
+
+
+def _command() -> str:
+    """The command that repeats this, without what only says how it came about."""
+    return shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
 
 
 def _described(
@@ -274,22 +289,24 @@ def _named(option: str, value: str) -> str:
     return value
 
 
-def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool) -> None:
+def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None) -> None:
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
     from bespoke.errors import UserError
 
-    ours = ("compare", str(path), "--resume", "--json", "--out", *([str(out), f"--out={out}"] if out else []))
+    ours = ["compare", str(path), "--resume", "--json"]
+    for option, value in (("--out", out), ("--jobs", jobs)):
+        ours += [] if value is None else [option, str(value), f"{option}={value}"]
     others = [a for a in sys.argv[1:] if a not in ours]
     if others:
         raise UserError(f"{' '.join(others)}: {path} describes the comparison; say it there (see benchmarks/motley)")
     folder = _place(out, f"compare-{path.stem}", resume, "compare")
     command = shlex.join(["bespoke", "compare", str(path)])
     with _resumable(folder):
-        from bespoke.compare import Comparison
+        from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
-            Comparison.read(path, folder, command=command, progress=bars, stop=stop).run()
+            Comparison.read(path, folder, command=command, progress=bars, stop=stop, jobs=jobs).run()
         _report([folder], folder / "report.html", as_json)
 
 
@@ -367,6 +384,88 @@ def run(
         f"{result['clients']} clients, {result['rounds']} rounds"
     )
     print(f"Run folder: {folder}")
+
+
+@app.command()
+def tune(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file, with or without [tune].")
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What to try: a TOML file with what a [tune] table holds.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What to try and what to hold fixed, as a paper did.")
+    ] = None,
+    optuna: Annotated[
+        bool, typer.Option("--optuna", metavar="", help="Search (TPE, with pruning) instead of trying everything.")
+    ] = False,
+    trials: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many settings to try with --optuna (default: 20).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.rounds=20"),
+    ] = None,
+    jobs: Jobs = None,
+    freeze: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Keep the tuned values as a preset: presets/NAME.toml, or a path."),
+    ] = None,
+    presets: Annotated[bool, typer.Option("--presets", metavar="", help="List the presets and exit.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/tune-NAME).")
+    ] = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Choose hyper-parameters on validation data; test rows are never looked at.
+
+    `bespoke tune exp.toml` tries what the file's [tune.space] lists, or else what its methods advise, and writes
+    `best.toml`, ready for `bespoke run`. In the file:
+
+    `[tune.space.fedavg]`  `lr = [0.01, 0.1]`  `server.lr = {low = 0.1, high = 10.0, log = true}`
+
+    `bespoke tune exp.toml --preset motley-school` tries the grid of a paper; `bespoke tune --presets` lists them.
+
+    `bespoke tune exp.toml --optuna --trials 50 --freeze mine` searches, and keeps the result as the preset `mine`.
+
+    Ctrl-C stops after the current rounds; nothing finished is repeated by the command that the message names.
+    """
+    from bespoke.errors import UserError
+
+    if presets:
+        from bespoke.catalogue import describe_presets, print_presets
+
+        found = describe_presets()
+        _print_json(found) if as_json else print_presets(found)
+        return
+    if experiment is None:
+        raise UserError("which experiment is to be tuned? bespoke tune EXPERIMENT.toml (or --presets)")
+    from bespoke.tuning import Tuning, freeze_into, read_tuning
+
+    raw, asked = read_tuning(experiment, settings, space, preset, optuna, trials)
+    folder = _place(out, f"tune-{experiment.stem}", resume, "tune")
+    tuning = Tuning.of(raw, asked, folder, str(experiment), name=experiment.stem, command=_command(), jobs=jobs)
+    target = freeze_into(freeze, raw) if freeze is not None else None
+    with _resumable(folder):
+        from bespoke.progress import Bars
+
+        with Bars(f"tuning {experiment}", quiet=as_json) as bars, bars.stopping() as stop:
+            tuning.progress, tuning.stop = bars, stop
+            about = tuning.run()
+    if target is not None:
+        from bespoke.tuning import frozen
+
+        frozen(about, target.stem).write(target)
+    if as_json:
+        _print_json({**about, "folder": str(folder), "preset": str(target) if target else None})
+        return
+    from bespoke.reports.trials import print_trials
+
+    print_trials(about, folder)
+    if target is not None:
+        print(f"Preset: {target} (bespoke tune --preset {freeze}, or preset = {json.dumps(freeze)} in [compare])")
 
 
 @app.command()

@@ -103,12 +103,25 @@ class CompareConfig(_Strict):
     seeds: Any = Field(default=3, description="how many, or a list of them")
     rounds: int = Field(default=60, ge=1)
     tune: bool = True
+    preset: str | None = Field(default=None, description="where grid, knobs and rounds come from that are not given")
+    tune_seeds: Any = Field(default=1, description="how many seeds a trial is run with, a list of them, or 'all'")
     knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
-    grid: dict[str, dict[str, list[Any]]] = Field(default={}, description="knobs to try by method")
+    grid: dict[str, dict[str, Any]] = Field(default={}, description="knobs to try by method")
     accept: dict[str, Any] = Field(default={}, description="when a client takes its model: min_examples, margin")
     entries: dict[str, dict[str, Any]] = Field(
         default={}, description="methods in one setting each, by label: method, before (stages), rounds, knobs"
     )
+
+
+class TuneConfig(_Strict):
+    """The [tune] table of an experiment file, for `bespoke tune`."""
+
+    space: dict[str, Any] = Field(default={}, description="what to try: lists, or {low, high, log} for Optuna")
+    preset: str | None = Field(default=None, description="where the space comes from if none is given")
+    seeds: Any = Field(default=1, description="how many seeds a trial is run with, or a list of them; the mean counts")
+    optuna: bool = Field(default=False, description="search with Optuna's TPE instead of trying every combination")
+    trials: int = Field(default=20, ge=1, description="Optuna: how many settings to try")
+    pruner: Literal["median", "hyperband", "none"] = Field(default="median", description="Optuna: when to give up")
 
 
 def check_compare(table: Any, where: str) -> CompareConfig:
@@ -119,7 +132,7 @@ def check_compare(table: Any, where: str) -> CompareConfig:
     try:
         found = CompareConfig.model_validate(table)
     except ValidationError as error:
-        raise _explain(error, CompareConfig, f"{where}: [compare]") from None
+        raise explain(error, CompareConfig, f"{where}: [compare]") from None
     seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
     if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
         raise UserError(f"{where}: [compare] seeds = {found.seeds!r}: how many, one or more, or a list of them")
@@ -131,19 +144,39 @@ def check_compare(table: Any, where: str) -> CompareConfig:
                 raise unknown("method", name, known, f"{where}: [compare] {key}")
     if found.accept:
         check_acceptance(found.accept, f"{where}: [compare] accept")
-    for name, knobs in found.grid.items():
-        for knob, values in knobs.items():
-            if not values:
-                raise UserError(f"{where}: [compare] grid.{name}.{knob} is empty; list the values to try")
+    given = [found.tune_seeds] if type(found.tune_seeds) is int else found.tune_seeds
+    if given != "all" and not (isinstance(given, list) and given and all(type(seed) is int for seed in given)):
+        raise UserError(f"{where}: [compare] tune_seeds = {found.tune_seeds!r}: how many, a list of them, or 'all'")
+    if type(found.tune_seeds) is int and found.tune_seeds < 1:
+        raise UserError(f"{where}: [compare] tune_seeds = {found.tune_seeds}: one or more")
+    return found
+
+
+def check_tune(table: Any, where: str) -> TuneConfig:
+    """Validate a [tune] table, or say what is wrong."""
+    try:
+        found = TuneConfig.model_validate(table)
+    except ValidationError as error:
+        raise explain(error, TuneConfig, f"{where}: [tune]") from None
+    seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
+    if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise UserError(f"{where}: [tune] seeds = {found.seeds!r}: how many, one or more, or a list of them")
     return found
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
     """Read an experiment file and apply `--set key=value` to it."""
+    raw = read_experiment(path, overrides)
+    raw.pop("tune", None)  # what `bespoke tune` is to try: a run has nothing to do with it
+    return checked(raw, str(path))
+
+
+def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """An experiment file as it is, with `--set key=value` applied; not yet checked."""
     raw = read_toml(path)
     for override in overrides or []:
         _apply(raw, override)
-    return checked(raw, str(path))
+    return raw
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -191,7 +224,7 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     try:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as error:
-        raise _explain(error, ExperimentConfig, where) from None
+        raise explain(error, ExperimentConfig, where) from None
     _check_data(config.data, where)
     _check_split(config.split, where)
     for place, stage in enumerate(config.stage):
@@ -298,11 +331,11 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
     try:
         found = model.model_validate({k: v for k, v in knobs.items() if k not in nested})
     except ValidationError as error:
-        raise _explain(error, model, where, also) from None
+        raise explain(error, model, where, also) from None
     return {name: getattr(found, name) for name in found.model_fields_set} | nested
 
 
-def _explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
+def explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
     """The first thing wrong, in words: the key, the value found, what is allowed."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bespoke.privacy.transform import Transform
 from bespoke.rounds import Experiment, Stage
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
+SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
 
 
 def load_population(config: ExperimentConfig) -> Population:
@@ -42,17 +44,51 @@ def load_population(config: ExperimentConfig) -> Population:
     return load_source(data.source, **data.options)
 
 
-def build(config: ExperimentConfig, population: Population | None = None) -> Experiment:
-    """Everything resolved; `population` (as loaded) may be given to load it once for many experiments."""
-    raw = population if population is not None else load_population(config)
+@dataclass(frozen=True)
+class Prepared:
+    """Rows ready for training: standardized, and split."""
+
+    population: Population
+    split: Split
+
+
+class Bench:
+    """Builds many experiments of one population; what those of one split have in common is made once."""
+
+    def __init__(self, population: Population) -> None:
+        self.population = population  # as loaded
+        self.made: dict[str, Prepared] = {}
+
+    def build(self, config: ExperimentConfig) -> Experiment:
+        seed = config.seed if config.split.seed is None else config.split.seed
+        key = json.dumps([config.split.model_dump(), seed, config.data.standardize])
+        if key not in self.made:
+            room = SHARED // max(sum(c.nbytes for c in self.population.columns.values()), 1)
+            while len(self.made) >= max(room, 1):  # the oldest goes: seeds come in turn
+                del self.made[next(iter(self.made))]
+            self.made[key] = prepare(config, self.population)
+        return build(config, prepared=self.made[key])
+
+
+def prepare(config: ExperimentConfig, raw: Population) -> Prepared:
+    """Split the rows and standardize them by the training rows."""
     split = make_split(raw, config)
     _check_split(raw, split, config)
     advice = raw.about.get("standardize", {"features": "none", "target": False})
     how = config.data.standardize or advice["features"]
-    prepared = standardize(raw, split.train, how, advice["target"])
-    split = _moved(split, prepared)
+    population = standardize(raw, split.train, how, advice["target"])
+    return Prepared(population, _moved(split, population))
+
+
+def build(
+    config: ExperimentConfig, population: Population | None = None, prepared: Prepared | None = None
+) -> Experiment:
+    """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench)."""
+    if prepared is None:
+        prepared = prepare(config, population if population is not None else load_population(config))
+    population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
-    task = build_task(prepared.about, config.model.name, **options)
+    task = build_task(population.about, config.model.name, **options)
     metric = config.metric or task.metrics[0]
     if metric not in task.metrics:
         raise unknown("metric", metric, task.metrics, "the experiment")
@@ -62,7 +98,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
         from bespoke.methods import METHODS
 
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
-        _check_fit(METHODS[name], task, len(prepared), f"stage {place}")
+        _check_fit(METHODS[name], task, len(population), f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
@@ -71,7 +107,7 @@ def build(config: ExperimentConfig, population: Population | None = None) -> Exp
     transforms: tuple[Transform, ...] = (Clip(config.transform.clip),) if config.transform.clip else ()
     return Experiment(
         label=config.label or stages[-1].method.name,
-        population=prepared,
+        population=population,
         split=split,
         task=task,
         stages=tuple(stages),
@@ -161,7 +197,11 @@ def _moved(split: Split, population: Population) -> Split:
 
     def move(rows: Any) -> Any:
         assert isinstance(rows, Rows)
-        return replace(rows, population=population)
+        moved = replace(rows, population=population)
+        known = split.train.__dict__.get("_all")  # to standardize, the training rows were looked up: nobody has moved
+        if known is not None and rows.part == split.train.part:
+            moved.__dict__["_all"] = known
+        return moved
 
     selection = Selection(move(split.selection.support), move(split.selection.validation))
     test = Reporting(move(split.test.support), move(split.test.validation), move(split.test.query))

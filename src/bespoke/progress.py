@@ -71,6 +71,10 @@ class Bars:
     def note(self, text: str) -> None:
         self._print(f"  {text}")
 
+    def lane(self) -> Lane:
+        """A bar of its own, below, for one of several things that go on at the same time."""
+        return Lane(self)
+
     def _print(self, text: str) -> None:
         # names from a user's file are no markup; where there is no terminal a line stays one line
         self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
@@ -92,3 +96,29 @@ class Bars:
             yield lambda: asked
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+class Lane:
+    """One of several bars."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars, self.said = bars, ""
+        self.task = bars.bars.add_task("starting", total=None, note="")
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self.bars.bars.reset(self.task, description=escape(what), total=total, completed=done, note="")
+        run = what.partition(":")[0]
+        if not self.bars.console.is_terminal and run != self.said:
+            self.bars._print(f"  {run}")
+        self.said = run
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        if note:
+            self.bars.bars.update(self.task, note=escape(note))
+        self.bars.bars.advance(self.task, steps)
+
+    def note(self, text: str) -> None:
+        self.bars.note(text)
+
+    def close(self) -> None:
+        self.bars.bars.remove_task(self.task)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -40,6 +42,10 @@ MOST_WATCHED = 200  # validation clients scored for the learning curve; the fina
 
 class Interrupted(Exception):
     """The user asked to stop; the run can be resumed."""
+
+
+class Pruned(Exception):
+    """The learning curve is so much worse than others' that the run is not worth its end."""
 
 
 class Progress(Protocol):
@@ -106,6 +112,7 @@ class Run:
     stop: Callable[[], bool] = lambda: False
     checkpoint_seconds: float = 5.0
     after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process here
+    after_point: Callable[[int, float], None] | None = None  # a point of the learning curve: may raise Pruned
 
     def __post_init__(self) -> None:
         (self.folder.path / "private").mkdir(exist_ok=True)
@@ -145,12 +152,9 @@ class Run:
                 return EngineChoice(**json.loads(path.read_text()))
             except (ValueError, TypeError) as error:
                 raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
-        stages = self.experiment.stages
-        stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
-        work = ClientWork(stage.method, self.experiment.split.train, self.experiment.transforms)
         chosen = self.how
         if chosen is None:
-            chosen = choose(self.experiment.population, work, params, self.experiment.cohort, **self.experiment.engine)
+            chosen = engine_choice(self.experiment, params)
             self.progress.note(f"engine: {chosen.text()}")
         write_text(path, json.dumps(chosen.to_json(), indent=1))
         return chosen
@@ -253,7 +257,9 @@ class Run:
             "examples": outcome.examples if outcome else 0, "validation": validation,
             **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
         })  # fmt: skip
-        point = validation and validation[experiment.metric]
+        point = validation[experiment.metric] if validation else None
+        if self.after_point and number and point is not None:
+            self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
         return f"{experiment.metric} {point:.4g}" if point is not None else ""
 
     def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
@@ -447,9 +453,7 @@ class Run:
 
     # -- stages that several runs share -----------------------------------------------------------------------
     def _stage_key(self, place: int) -> str:
-        config = {k: v for k, v in self.experiment.config.items() if k not in ("label", "metric", "stage")}
-        stages = self.experiment.config.get("stage", [])[: place + 1]
-        return hashlib.blake2b(json.dumps([config, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+        return stage_key(self.experiment.config, place)
 
     def _cached(self, place: int) -> RunFolder | None:
         if self.cache is None or place == len(self.experiment.stages) - 1 or not self.experiment.stages[place].rounds:
@@ -471,18 +475,43 @@ class Run:
         return server
 
     def _share(self, place: int, stage: Stage, server: Tree) -> None:
+        """Put a trained stage where other runs find it: all at once, for another process may be doing the same."""
         if self.cache is None:
             return
         path = self.cache / self._stage_key(place)
         if (path / "whole").exists():
             return
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        entry = RunFolder(path)
+        making = self.cache / f".{path.name}.{os.getpid()}"
+        shutil.rmtree(making, ignore_errors=True)
+        (making / "checkpoints").mkdir(parents=True)
+        entry = RunFolder(making)
         for log in ("rounds.jsonl", "ledger.jsonl"):
             lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] == place]
-            write_text(path / log, "".join(f"{line}\n" for line in lines))
+            write_text(making / log, "".join(f"{line}\n" for line in lines))
         entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
-        (path / "whole").touch()
+        (making / "whole").touch()
+        try:
+            os.rename(making, path)
+        except OSError:
+            shutil.rmtree(making, ignore_errors=True)
+            if not (path / "whole").exists():  # else somebody was faster
+                raise
+
+
+def stage_key(config: dict[str, Any], place: int) -> str:
+    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment."""
+    rest = {k: v for k, v in config.items() if k not in ("label", "metric", "stage")}
+    stages = config.get("stage", [])[: place + 1]
+    return hashlib.blake2b(json.dumps([rest, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:
+    """How to execute an experiment's clients, by its first stage that trains."""
+    stages = experiment.stages
+    stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
+    work = ClientWork(stage.method, experiment.split.train, experiment.transforms)
+    start = experiment.task.init(0) if params is None else params
+    return choose(experiment.population, work, start, experiment.cohort, **experiment.engine)
 
 
 def _joined(pieces: list[tuple[int, Scores]]) -> Scores:

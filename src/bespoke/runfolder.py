@@ -50,6 +50,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._logs: dict[str, Any] = {}  # open files: to open one for every line takes longer than a small round
 
     # -- life ----------------------------------------------------------------------------------------------------------
     @classmethod
@@ -93,8 +94,11 @@ class RunFolder:
 
     # -- logs ----------------------------------------------------------------------------------------------------------
     def append(self, log: str, entry: dict[str, Any]) -> None:
-        with open(self.path / log, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        if log not in self._logs:
+            self._logs[log] = open(self.path / log, "ab", buffering=0)  # noqa: SIM115  (lives as long as the folder)
+        line = f"{json.dumps(entry)}\n".encode()
+        while line:  # at once, so that nothing is lost with the process; a full disk may take a part of it
+            line = line[self._logs[log].write(line) :]
 
     def read_log(self, log: str) -> list[dict[str, Any]]:
         path = self.path / log

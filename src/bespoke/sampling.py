@@ -58,9 +58,9 @@ class Sampler:
         return Draw(contacted, self._reporting(round, contacted))
 
     def _places(self, round: int, wanted: int, total: int) -> Ints:
-        random = generator("cohort", self.seed, round)
         if self.sampling == "full" or (wanted >= total and self.sampling != "poisson"):
             return np.arange(total)
+        random = generator("cohort", self.seed, round)
         if self.sampling == "poisson":
             wanted = int(random.binomial(total, min(self.size * self.over_select / total, 1.0)))
         if self.sampling == "round-robin":

@@ -1,7 +1,7 @@
 """`bespoke compare`: does personalization help here, which method, by how much, who is hurt, what does it cost?
 
-Every method is tuned on validation data with the first seed, then run with every seed; all of it lies on disk, the
-tuning runs included, and a comparison that was interrupted goes on where it stopped.
+Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
+all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from typing import Any
 
 from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
-from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.entries import Entry
 from bespoke.errors import UserError, unknown
-from bespoke.experiments import build, load_population, resolved, to_toml
+from bespoke.experiments import check_stages_fit, load_population, resolved
+from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.rounds import Experiment, Interrupted, Progress, Run, Silent
-from bespoke.runfolder import FORMAT, RunFolder
+from bespoke.presets import Preset
+from bespoke.rounds import Experiment, Progress, Silent
+from bespoke.runfolder import FORMAT
+from bespoke.space import Space, grid, merged, probes, read_space
 from bespoke.tensors import count
+from bespoke.tuning import Trial, best, folder_name, settled
 
 NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
@@ -52,6 +55,9 @@ class Comparison:
     how: EngineChoice | None = None
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
     notes: list[str] = field(default_factory=list)  # what to know of these methods here
+    jobs: int | None = 1  # runs at a time; None: as many as there are cores, where runs are light
+    tune_seeds: tuple[int, ...] = ()  # seeds of a trial, whose mean counts; default: the first seed
+    preset: str = ""
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -64,9 +70,17 @@ class Comparison:
         asked = check_compare(table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
         methods = tuple(dict.fromkeys([*(asked.methods or DEFAULT_METHODS), *asked.entries]))
+        knobs, grids, rounds = asked.knobs, asked.grid, asked.rounds
+        if asked.preset:
+            preset = Preset.read(asked.preset)
+            raw = preset.below(raw)
+            grids = {**preset.grid, **grids}
+            knobs = preset.knobs_below(knobs, tuned=not asked.tune)
+            rounds = asked.rounds if "rounds" in asked.model_fields_set else preset.rounds or asked.rounds
         return cls(
-            raw, folder, methods, seeds, asked.rounds, asked.tune, asked.knobs, asked.grid, expected,
-            accept=asked.accept, entries=asked.entries, **rest,
+            raw, folder, methods, seeds, rounds, asked.tune, knobs, grids, expected,
+            accept=asked.accept, entries=asked.entries,
+            tune_seeds=tune_seeds(asked.tune_seeds, seeds), preset=asked.preset or "", **rest,
         )  # fmt: skip
 
     def run(self) -> Path:
@@ -76,94 +90,98 @@ class Comparison:
         for name in self.methods:
             if name not in METHODS and name not in self.entries:
                 raise unknown("method", name, [*METHODS, *self.entries], "--methods")
-        first = checked({**self.base, "stage": [{"method": "fedavg", "rounds": 0}]}, "compare")
-        population = load_population(first)
+        self._check()
+        population = load_population(self._config(self.methods[0], self.seeds[0], {}))
         for note in population.about.get("notes", []):
             self.progress.note(note)
-        # built once before anything is run: what does not fit is refused at once, what is doubtful is said
-        planned = [build(self._config(name, self.seeds[0], {}), population) for name in self.methods]
-        self.notes = [note for note in map(caution, planned) if note]
-        for note in self.notes:
-            self.progress.note(note)
-        chosen: dict[str, dict[str, Any]] = {}
-        tuning: dict[str, list[dict[str, Any]]] = {}
-        earlier = [self._entry(name).after for name in self.methods]
-        needed = list(dict.fromkeys([*filter(None, earlier), *self.methods]))
-        for name in needed:
-            chosen[name], tuning[name] = self._tuned(name, population, chosen)
-        experiment: Experiment | None = None
-        for name, seed in itertools.product(self.methods, self.seeds):
-            config = self._config(name, seed, chosen)
-            experiment = build(config, population)
-            self._execute(experiment, config, self.folder / "runs" / f"{name}-seed{seed}")
-        assert experiment is not None
-        write_text(self.folder / "compare.json", json.dumps(self._about(experiment, chosen, tuning), indent=1))
+        expected = len(self.methods) * len(self.seeds) + sum(
+            len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
+        )
+        with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop, self.how) as jobs:
+            # built once before anything is run: what does not fit is refused at once, what is doubtful is said
+            planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
+            self.notes = [note for note in map(caution, planned) if note]
+            for note in self.notes:
+                self.progress.note(note)
+            chosen, tuning = self._tuned(jobs)
+            runs = [
+                Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))
+                for name, seed in itertools.product(self.methods, self.seeds)
+            ]
+            jobs.all(runs)
+            experiment = jobs.bench.build(runs[-1].config)
+            about = self._about(experiment, chosen, tuning, jobs.text())
+        write_text(self.folder / "compare.json", json.dumps(about, indent=1))
         return self.folder
 
     def _entry(self, name: str) -> Entry:
         return Entry.of(name, self.entries)
 
+    def _needed(self) -> list[str]:
+        """What is compared, and that whose models it starts from."""
+        earlier = [self._entry(name).after for name in self.methods]
+        return list(dict.fromkeys([*filter(None, earlier), *self.methods]))
+
+    def _space(self, name: str) -> Space:
+        """What is tried of an entry; empty if nothing is."""
+        if not self.tune:
+            return {}
+        tried = self._entry(name).tried(self.grid)
+        return read_space({k: list(v) if isinstance(v, tuple) else v for k, v in tried.items()}, f"grid.{name}")
+
+    def _check(self) -> None:
+        """Refuse knobs, values and stages that do not fit, before any data are loaded."""
+        for name in self._needed():
+            for probe in ({}, *probes(self._space(name))):
+                config = self._config(name, self.seeds[0], {name: probe})
+                check_stages_fit([_bare(stage, f"compare: {name}") for stage in config.stage])
+
     def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         entry = self._entry(name)
         before = self._stages(entry.after, chosen) if entry.after else []
         fixed = {**self.knobs.get(entry.method.name, {}), **self.knobs.get(name, {}), **entry.knobs}
-        return [*before, *entry.stages(_merged(fixed, chosen.get(name, {})), self.rounds)]
-
-    def _made(self, name: str, chosen: dict[str, dict[str, Any]]) -> Method:
-        """The method of the last stage with its knobs: what travels may depend on them."""
-        kind, _, _, knobs = check_stage(self._stages(name, chosen)[-1], f"compare: {name}")
-        return METHODS[kind](NO_TASK, **knobs)
+        return [*before, *entry.stages(merged(fixed, chosen.get(name, {})), self.rounds)]
 
     def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
         return checked(
             {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}, f"compare: {name}"
         )
 
-    def _tuned(
-        self, name: str, population: Population, chosen: dict[str, dict[str, Any]]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The knobs that do best on the validation data of the first seed, and what was tried."""
-        grid = self._entry(name).tried(self.grid)
-        if not (self.tune and grid):
-            return {}, []
-        tried = []
-        for values in itertools.product(*grid.values()):
-            knobs = dict(zip(grid, values))
-            config = self._config(name, self.seeds[0], {**chosen, name: knobs})
-            path = self.folder / "tuning" / "-".join([name, *(f"{knob}{value}" for knob, value in knobs.items())])
-            result = self._execute(build(config, population), config, path, select_only=True)
-            tried.append({"knobs": knobs, "validation": result["validation"]})
-        usable = [trial for trial in tried if trial["validation"] is not None]
-        if not usable:
-            raise UserError(
-                f"{name}: no setting of {len(tried)} tried has a finite score on validation data. If there are too few "
-                "clients or rows to choose on, use --no-tune; if training diverged: are there huge numbers?"
-            )
-        sign = 1 if self._lower_is_better else -1
-        best = min(usable, key=lambda trial: sign * trial["validation"])
-        return best["knobs"], tried
+    def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+        """The knobs of every method that do best on validation data, and what was tried.
 
-    def _execute(
-        self, experiment: Experiment, config: ExperimentConfig, path: Path, select_only: bool = False
+        Methods that start from another's model are tuned after it, all others side by side.
+        """
+        chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
+        tuning: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+        seeds = self.tune_seeds or self.seeds[:1]
+        for later in (False, True):
+            names = [name for name in chosen if bool(self._entry(name).after) == later and self._space(name)]
+            trials = {name: self._trials(name, seeds, chosen) for name in names}
+            settled(itertools.chain.from_iterable(trials.values()), jobs)
+            for name, tried in trials.items():
+                lower = jobs.bench.build(tried[0].jobs[0].config).lower_is_better
+                chosen[name] = best(tried, lower, name).setting
+                tuning[name] = [
+                    {"knobs": t.setting, "validation": t.validation, **({"values": t.values} if len(seeds) > 1 else {})}
+                    for t in tried
+                ]
+        return chosen, tuning
+
+    def _trials(self, name: str, seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]) -> list[Trial]:
+        trials = []
+        for number, knobs in enumerate(grid(self._space(name), f"grid.{name}")):
+            jobs = []
+            for place, seed in enumerate(seeds):
+                tag = f"-seed{seed}" if place else ""
+                path = self.folder / "tuning" / f"{folder_name(name, **knobs)}{tag}"
+                jobs.append(Job(path, self._config(name, seed, {**chosen, name: knobs}), select_only=True))
+            trials.append(Trial(number, knobs, jobs))
+        return trials
+
+    def _about(
+        self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any], engine: str
     ) -> dict[str, Any]:
-        self._lower_is_better = experiment.lower_is_better
-        if self.stop():  # a method without rounds is never asked inside a run
-            raise Interrupted(f"stopped before {path.name}")
-        text = to_toml(config)
-        if (path / "config.toml").exists() and (path / "config.toml").read_bytes() != text.encode():
-            raise UserError(
-                f"{path} holds another experiment than the one asked for now; resume with the same options or choose "
-                "another folder with --out"
-            )
-        folder = RunFolder.create(path, text)
-        with folder.locked():
-            result = Run(
-                experiment, folder, self.progress, self.folder / "stages", path.name, select_only, self.how, self.stop
-            ).run()
-        self.how = EngineChoice(**json.loads((path / "engine.json").read_text()))
-        return result
-
-    def _about(self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any]) -> dict[str, Any]:
         population, split = experiment.population, experiment.split
         about = population.about
         return {
@@ -174,7 +192,7 @@ class Comparison:
             "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
             "methods": [
                 {
-                    **describe(self._made(name, chosen)),
+                    **describe(_bare(self._stages(name, chosen)[-1], f"compare: {name}")),
                     "label": name,
                     "title": self._entry(name).title,
                     "stages": self._stages(name, chosen),
@@ -184,6 +202,8 @@ class Comparison:
                 for name in self.methods
             ],
             "seeds": list(self.seeds),
+            "tune_seeds": list(self.tune_seeds or self.seeds[:1]) if self.tune else [],
+            "preset": self.preset,
             "expected": self.expected,
             "accept": self.accept,
             "notes": self.notes,
@@ -208,7 +228,7 @@ class Comparison:
                 "query_rows": int(split.test.query.sizes().sum()),
             },
             "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
-            "engine": {"text": self.how.text() if self.how else ""},
+            "engine": {"text": engine},
             "cohort": experiment.cohort,
             "command": self.command,
             "versions": {
@@ -218,16 +238,17 @@ class Comparison:
         }
 
 
-def _merged(fixed: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
-    """Fixed and chosen knobs together; a chosen `server.lr` goes into the table `server`."""
-    merged = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}
-    for name, value in chosen.items():
-        *parents, last = name.split(".")
-        node = merged
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return merged
+def _bare(stage: dict[str, Any], where: str) -> Method:
+    """The method of a stage with its knobs, on which what travels and what it starts from may depend."""
+    kind, _, _, knobs = check_stage(stage, where)
+    return METHODS[kind](NO_TASK, **knobs)
+
+
+def tune_seeds(asked: Any, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds that a trial is run with: so many of the first, all, or those listed."""
+    if asked == "all":
+        return seeds
+    return seeds[:asked] if isinstance(asked, int) else tuple(asked)
 
 
 def stateful(method: type[Method]) -> bool:
