@@ -260,7 +260,7 @@ def test_a_wrong_knob_of_a_comparison_is_told_before_the_data_are_loaded(
 def test_presets_name_real_knobs(name: str) -> None:
     preset = Preset.read(name)
     assert "Motley" in preset.source
-    assert {"fedavg", "finetune", "local", "hypcluster", "knn-per"} <= set(preset.methods())
+    assert {"fedavg", "finetune", "local", "ensemble", "hypcluster", "knn-per"} <= set(preset.methods())
     rounds = preset.rounds or 1
     for method in preset.methods():
         if method not in METHODS:
