@@ -494,6 +494,80 @@ def report(
 
 
 @app.command()
+def analyze(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="Finished run folders, or a comparison folder: all of its runs."),
+    ],
+    ood: Annotated[
+        bool, typer.Option("--ood", metavar="", help="Own rows against other clients' rows as personalizing goes on.")
+    ] = False,
+    rows: Annotated[int, typer.Option("--ood-rows", min=1, metavar="N", help="Rows of other clients for --ood.")] = 500,
+    fewer: Annotated[
+        str | None,
+        typer.Option("--fewer-examples", metavar="FRACTIONS", help="Fewer examples to personalize with: 1,0.5,0.25."),
+    ] = None,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep", metavar="KNOB[=VALUES]", help="A knob varied: finetune.lrs=0.001,0.01,0.1 (repeatable)"
+        ),
+    ] = None,
+    per_client: Annotated[
+        bool, typer.Option("--per-client", metavar="", help="Settings chosen by each client against one for all.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What the averages hide: robustness, fewer examples, hyper-parameters. From run folders; nothing is trained again.
+
+    `bespoke analyze runs/compare-pupils` makes every analysis that applies, and the report again with its figures.
+
+    `bespoke analyze runs/exp --sweep finetune.lrs=0.001,0.01,0.1` makes one analysis of one run.
+
+    The numbers lie in the folder `analysis` of each run, as JSON and Parquet. What is there is not made again.
+    """
+    from bespoke.analysis.analyze import Analyses, Wanted
+    from bespoke.analysis.fewer import parse_fractions
+    from bespoke.errors import UserError
+    from bespoke.progress import Bars
+
+    for path in runs:
+        if not path.is_dir():
+            raise UserError(f"there is no run folder {path}")
+    wanted = Wanted(ood, rows, parse_fractions(fewer) if fewer is not None else (), tuple(sweeps or ()), per_client)
+    with _goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
+        records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
+    pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]
+    if pages:
+        from bespoke.reports.html import write_report
+
+        for page in pages:
+            write_report([page.parent], page)
+    if as_json:
+        _print_json({"analyses": records, "reports": [str(page) for page in pages]})
+        return
+    from bespoke.reports.table import print_analyses
+
+    print_analyses([Path(record["folder"]) for record in records], {record["analysis"] for record in records})
+    for page in pages:
+        print(f"Report: {page}")
+    if not pages:
+        print("Figures: bespoke report " + shlex.join(map(str, runs)))
+
+
+@contextmanager
+def _goes_on() -> Iterator[None]:
+    """Ctrl-C in work that goes on by being asked for again."""
+    try:
+        yield
+    except BaseException as error:  # by name: its module is heavy to import
+        if not isinstance(error, KeyboardInterrupt) and type(error).__name__ != "Interrupted":
+            raise
+        again = shlex.join(["bespoke", *sys.argv[1:]])
+        raise Stopped(f"interrupted; what was finished is kept; go on with: {again}") from None
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method in full.")] = None,
     as_json: Json = False,

@@ -138,7 +138,7 @@ class Run:
                     continue
                 if found and found.stage == place and place:
                     # what the stage began with: of it the private state of clients not yet seen is made
-                    params = _restore_empty(params, self.folder.beginning(place).server["params"])
+                    params = restore_empty(params, self.folder.beginning(place).server["params"])
                 server = self._stage(engine, place, stage, params, found if found and found.stage == place else None)
                 params = stage.method.params(server)
                 found = None
@@ -184,7 +184,7 @@ class Run:
                 return self._adopt(engine, place, stage, params, shared)
         else:
             server, begin, self.segments = found.server, found.round, list(found.segments)
-            server = _restore_empty(method.init_server(params, experiment.setting(place)), server)
+            server = restore_empty(method.init_server(params, experiment.setting(place)), server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.folder.truncate_logs(found.logs)
             self._clear_private()  # segments of a checkpoint that was never finished
@@ -298,7 +298,7 @@ class Run:
                 self.progress.advance(len(some))
                 if self.stop():
                     raise Interrupted("stopped while making personal models")
-        raw = pieces[0][1] if len(pieces) == 1 else _joined(pieces)
+        raw = pieces[0][1] if len(pieces) == 1 else joined(pieces)
         return {part: SCORES[part](clients, sums) for part, sums in raw.items()}
 
     def _clients_examined(self) -> int:
@@ -470,7 +470,7 @@ class Run:
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
         template = stage.method.init_server(params, self.experiment.setting(place))
-        server = _restore_empty(template, found.server)
+        server = restore_empty(template, found.server)
         self._save(engine, place, stage.rounds, server)
         return server
 
@@ -514,7 +514,7 @@ def engine_choice(experiment: Experiment, params: Params | None = None) -> Engin
     return choose(experiment.population, work, start, experiment.cohort, **experiment.engine)
 
 
-def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
+def joined(pieces: list[tuple[int, Scores]]) -> Scores:
     """Scores of consecutive clients as one table; NaN where a piece has no rows in a part."""
     joined: Scores = {}
     for part in dict.fromkeys(name for _, scores in pieces for name in scores):
@@ -533,9 +533,9 @@ def _number(value: Any) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _restore_empty(template: Tree, loaded: Tree) -> Tree:
+def restore_empty(template: Tree, loaded: Tree) -> Tree:
     """Empty dicts do not survive on disk; the initial state tells where they were."""
     return {
-        name: _restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
+        name: restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
         for name, value in template.items()
     }

@@ -10,12 +10,14 @@ A split is a pure function of (seed, client id, number of rows): adding clients 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.randomness import shuffles, uniform
@@ -49,6 +51,10 @@ class Rows:
 
     def sizes(self, clients: Ints | None = None) -> Ints:
         return self.part.sizes(self.population.sizes(self.clients if clients is None else clients))
+
+    def fetch(self, clients: Ints, names: Sequence[str]) -> tuple[dict[str, Tensor], Ints]:
+        """Columns in which the rows of `of` are found, and how far each client's rows have moved in them."""
+        return self.population.fetch(clients, names)
 
 
 class Train(Rows):

@@ -144,7 +144,7 @@ class Layout:
     def draw(self, key: int | None) -> Orders:
         """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
         population, batching, rows = self.part.population, self.batching, self.rows
-        columns, shift = population.fetch(self.clients, COLUMNS)
+        columns, shift = self.part.fetch(self.clients, COLUMNS)
         if shift.any():
             rows = rows + np.repeat(shift, self.sizes)
         if key is None or not batching.shuffle:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -10,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bespoke.metrics.analyses import read_analyses, told
 from bespoke.metrics.answer import change_of, in_percent, signed_change
 from bespoke.metrics.summary import BEFORE, MethodSummary, Summary
 from bespoke.metrics.text import (
@@ -30,6 +33,21 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Print the table and the answer."""
     console = console or Console()
     console.print(render(summary, console.width))
+
+
+def print_analyses(folders: Sequence[Path], names: set[str], console: Console | None = None) -> None:
+    """What `bespoke analyze` found, averaged over the seeds of each method."""
+    console = console or Console()
+    titles = {"ood": "own rows and others' rows", "fewer-examples": "fewer examples", "per-client": "who chooses"}
+    for analysis in read_analyses(list(dict.fromkeys(folders))):
+        if analysis.name not in names:
+            continue
+        title = titles.get(analysis.name, f"{analysis.record.get('axis')} varied")
+        console.print(Text.assemble((f"{analysis.label}: {title}", "bold")))
+        details = Table.grid(padding=(0, 1))
+        for sentence in told(analysis):
+            details.add_row("•", Text(sentence))
+        console.print(Padding(details, (0, 0, 1, 1), expand=False))
 
 
 def render(summary: Summary, width: int = 100) -> RenderableType:

@@ -1,0 +1,60 @@
+"""Who should choose epoch and learning rate: all clients together, or each for itself? Motley's Figures 8 and 10.
+
+The same candidates, chosen in both ways on validation rows and read on query rows. With few validation rows of its own
+a client chooses what fits these few.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
+from bespoke.analysis.measured import axes_of, measured
+from bespoke.metrics.significance import wilcoxon
+
+
+def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) of a common choice and of each client's own."""
+    method, experiment = run.method, run.experiment
+    if len(found.names) < 2 or not axes_of(found.names):
+        raise DoesNotApply(
+            f"--per-client: {run.path} ({method.name}) has no settings to choose among; it applies to methods such as "
+            "finetune"
+        )
+    if found.own is None or not np.isfinite(found.own.values(experiment.metric)).any():
+        raise DoesNotApply(
+            f"--per-client: the tested clients of {run.path} have no validation rows of their own to choose on; set "
+            "some aside with own_validation in [split]"
+        )
+    metric, lower, allowed = experiment.metric, experiment.lower_is_better, run.allowed(method)
+    shared = run.shared(found)
+    picked = {who: run.choice(found, who, allowed) for who in ("global", "client")}
+    values = {who: found.query.at(choice, metric) for who, choice in picked.items()}
+    gain = (values["global"] - values["client"]) * (1 if lower else -1)
+    known = gain[np.isfinite(gain)]
+    record = {
+        who: {
+            **measured(values[who], shared, lower),
+            "candidate": found.names[choice.default],
+            "distinct": len(set(choice.of(run.clients).tolist())),
+        }
+        for who, choice in picked.items()
+    }
+    record["difference"] = {
+        "mean": float((values["client"] - values["global"])[np.isfinite(gain)].mean()) if len(known) else None,
+        "better": float((known > 0).mean()) if len(known) else None,
+        "worse": float((known < 0).mean()) if len(known) else None,
+        "p": wilcoxon(gain),
+    }
+    split = experiment.split.test
+    names = np.array(found.names)
+    table = {
+        "client": [experiment.population.ids[c] for c in run.clients],
+        "support_examples": split.support.sizes(run.clients),
+        "validation_examples": split.validation.sizes(run.clients),
+        "shared": shared, **values,
+        **{f"{who}_candidate": names[choice.of(run.clients)].tolist() for who, choice in picked.items()},
+    }  # fmt: skip
+    return record, table

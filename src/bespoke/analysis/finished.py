@@ -1,0 +1,261 @@
+"""A finished run, opened again: its checkpoint, private state and rows, ready to make personal models once more.
+
+Nothing is trained that the run has trained. What is made again are personal models, by the same keys and therefore the
+same ones; their scores for every candidate are kept in `analysis/candidates.safetensors`, for a run keeps only those of
+the candidates chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bespoke.data.arrays import open_arrays, write_arrays
+from bespoke.data.population import Population
+from bespoke.data.splits import Ints, Support
+from bespoke.deploy.forget import is_forgotten
+from bespoke.deploy.personal import open_run, read_choices
+from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.engines.engine import Engine
+from bespoke.engines.host import ClientWork, Scores
+from bespoke.errors import UserError
+from bespoke.experiments import build, load_population
+from bespoke.method import Method
+from bespoke.randomness import mix
+from bespoke.rounds import SCORES, Experiment, Interrupted, Progress, Scored, Silent, joined, restore_empty
+from bespoke.runfolder import RunFolder
+from bespoke.selection import Choice, Floats, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.tensors import Params, Tree
+
+FORMAT = 1
+ROOM = 2**26  # bytes of rows scored at a time, where clients are vectorized
+STEP = 512  # clients examined between two looks at Ctrl-C; 16 where they are run one by one
+OFF = 0.01  # the mean made anew may differ from the recorded one by this part of it; more is another experiment
+
+
+class DoesNotApply(UserError):
+    """A run lacks what an analysis needs."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The scores of every candidate personal model of the tested clients."""
+
+    names: tuple[str, ...]
+    query: QueryScores
+    own: ValidationScores | None  # of the same clients: what each chooses on for itself
+    held_out: ValidationScores | None  # of the clients on which common choices are made
+    support: SupportScores | None = None  # for methods whose clients choose by the rows they adapt on
+
+
+@dataclass
+class Finished:
+    """A run whose personal models can be made again; see `reopened`."""
+
+    path: Path
+    folder: RunFolder
+    experiment: Experiment
+    engine: Engine
+    server: Tree
+    start: Params  # what the last stage began with
+    clients: Ints  # tested, and not forgotten since
+    segments: list[Path]
+    progress: Progress = field(default_factory=Silent)
+    stop: Callable[[], bool] = lambda: False
+    using: Method | None = None
+
+    @property
+    def method(self) -> Method:
+        return self.experiment.stages[-1].method
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment.label}, seed {self.experiment.seed}"
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients bring something from training into their personal models."""
+        return bool(self.method.init_private(self.start))
+
+    # -- scores --------------------------------------------------------------------------------------------------------
+    def scores(self, method: Method, clients: Ints, support: Support, parts: dict[str, Scored]) -> Scores:
+        """Every candidate of this method on these rows; sums, as the engine gives them."""
+        if self.using != method:
+            self.engine.open(ClientWork(method, self.experiment.split.train, self.experiment.transforms), self.start)
+            if method == self.method:
+                self.engine.load_private(self.segments)
+            self.using = method
+        key = int(mix("personalize", self.experiment.seed))
+        step = STEP if self.engine.choice.vectorized else 16
+        pieces = []
+        for begin in range(0, max(len(clients), 1), step):
+            some = clients[begin : begin + step]
+            pieces.append((len(some), self.engine.examine(self.server, some, support, parts, key)))
+            self.progress.advance(len(some))
+            if self.stop():
+                raise Interrupted(f"stopped while analyzing {self.path}")
+        return joined(pieces)
+
+    def examined(self, method: Method, support: Support | None = None, what: str = "personal models") -> Candidates:
+        """All candidates of a method: tested clients on query, validation and (if they choose on them) support rows."""
+        split = self.experiment.split
+        adapted = support or split.test.support
+        parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
+        if method.choose == "support":
+            parts["support"] = adapted
+        apart = split.kind == "cross-device" and support is None
+        others = split.selection.validation.clients if apart else np.zeros(0, np.int64)
+        self.progress.begin(f"{self.name}: {what}", len(self.clients) + len(others))
+        found = self.scores(method, self.clients, adapted, parts)
+        if len(others):
+            selection = split.selection
+            kept = self.scores(method, others, selection.support, {"validation": selection.validation})
+            found["held out"] = kept.get("validation", {})
+        return _candidates(method, self.clients, others, found)
+
+    def candidates(self) -> Candidates:
+        """Those of the run itself: from `analysis/candidates.safetensors`, or made again and written there."""
+        path = self.path / "analysis" / "candidates.safetensors"
+        split = self.experiment.split
+        others = split.selection.validation.clients if split.kind == "cross-device" else np.zeros(0, np.int64)
+        names = list(self.method.candidates())
+        if path.exists():
+            flat, metadata = open_arrays(path)
+            about = json.loads(metadata.get("bespoke", "{}"))
+            if about.get("format") == FORMAT and about.get("names") == names:
+                kept = flat.pop("clients").numpy()
+                if np.array_equal(kept, self.clients):
+                    sums: Scores = {}
+                    for name, leaf in flat.items():
+                        part, metric = name.split(".")
+                        sums.setdefault(part, {})[metric] = leaf.numpy()
+                    return _candidates(self.method, self.clients, others, sums)
+        found = self.examined(self.method)
+        self._check(found)
+        arrays = {"clients": torch.from_numpy(self.clients)}
+        for part, scores in (
+            ("query", found.query), ("validation", found.own), ("support", found.support),
+            ("held out", found.held_out if len(others) else None),
+        ):  # fmt: skip
+            for metric, table in (scores.sums if scores else {}).items():
+                arrays[f"{part}.{metric}"] = torch.from_numpy(table)
+        path.parent.mkdir(exist_ok=True)
+        write_arrays(path, arrays, {"bespoke": json.dumps({"format": FORMAT, "names": names})})
+        return found
+
+    def _check(self, found: Candidates) -> None:
+        """What is made again has to be what the run has recorded: else the data have changed, or the code has."""
+        recorded = float(np.nanmean(self.table()[f"query_{self.experiment.metric}"].to_numpy(float)))
+        again = float(np.nanmean(found.query.at(self.chosen(), self.experiment.metric)))
+        if abs(again - recorded) > OFF * abs(recorded) + 1e-9 and math.isfinite(recorded):
+            raise UserError(
+                f"{self.path}: the personal models made again have a mean {self.experiment.metric} of {again:.5g}, the "
+                f"run has recorded {recorded:.5g}: the data have changed since, or bespoke has; run it again"
+            )
+
+    def table(self) -> Any:
+        """clients.parquet, in the order of `clients`."""
+        import pandas as pd
+
+        table = pd.read_parquet(self.path / "clients.parquet")
+        return table.set_index("client").reindex([self.experiment.population.ids[c] for c in self.clients])
+
+    # -- choices -------------------------------------------------------------------------------------------------------
+    def chosen(self) -> Choice:
+        """What the run has chosen."""
+        choices, index = read_choices(self.path), {self.experiment.population.ids[c]: int(c) for c in self.clients}
+        return Choice(choices["default"], {index[name]: k for name, k in choices["own"].items() if name in index})
+
+    def allowed(self, method: Method) -> list[int]:
+        """The candidates that the method's own rule may choose."""
+        return list(range(0 if method.keep_shared else 1, len(method.candidates())))
+
+    def choice(self, found: Candidates, who: Any, allowed: list[int]) -> Choice:
+        """A choice among these candidates by the rule `who`: on validation rows, or (by loss) on support rows."""
+        metric, lower = self.experiment.metric, self.experiment.lower_is_better
+        if who == "support":
+            assert found.support is not None
+            return choose(found.support, "loss", True, who, allowed)
+        if found.held_out is None:
+            return Choice(allowed[-1], {})
+        common = choose(found.held_out, metric, lower, who, allowed)
+        own = choose(found.own, metric, lower, who, allowed).own if found.own is not None else {}
+        return Choice(common.default, own)
+
+    def accepted(self, picked: Choice, found: Candidates, support: Support) -> Choice:
+        """The choice after the run's rule of acceptance, if it has one."""
+        rule = self.experiment.stages[-1].accept
+        if rule is None:
+            return picked
+        metric, lower = self.experiment.metric, self.experiment.lower_is_better
+        return accepted(picked, rule, found.own, support.sizes(self.clients), self.clients, metric, lower)
+
+    def shared(self, found: Candidates) -> Floats:
+        """What the clients would have without personalization: the value that makes "hurt".
+
+        The first candidate; or, where that is nobody's model (local training, clusters), the run of fedavg of the same
+        seed that lies beside this one.
+        """
+        metric = self.experiment.metric
+        sibling = self.path.parent / f"fedavg-seed{self.experiment.seed}"
+        if not self.method.after and sibling != self.path and (sibling / "result.json").exists():
+            import pandas as pd
+
+            table = pd.read_parquet(sibling / "clients.parquet").set_index("client")
+            if f"query_{metric}" in table:
+                ids = [self.experiment.population.ids[c] for c in self.clients]
+                return table[f"query_{metric}"].reindex(ids).to_numpy(float)
+        return found.query.at(Choice(0, {}), metric)
+
+
+def _candidates(method: Method, clients: Ints, others: Ints, sums: Scores) -> Candidates:
+    def typed(part: str, kind: str, whose: Ints) -> Any:
+        return SCORES[kind](whose, sums[part]) if sums.get(part) else None
+
+    own = typed("validation", "validation", clients)
+    held_out = typed("held out", "validation", others) if len(others) else own
+    support = typed("support", "support", clients)
+    return Candidates(method.candidates(), typed("query", "query", clients), own, held_out, support)
+
+
+@contextmanager
+def reopened(
+    path: Path, raw: Population | None = None, progress: Progress | None = None, stop: Callable[[], bool] | None = None
+) -> Iterator[Finished]:
+    """Open a finished run; `raw` is its population as loaded, if somebody has it already."""
+    folder, config = open_run(path)
+    experiment = build(config, raw if raw is not None else load_population(config))
+    found = folder.latest()
+    if found is None:
+        raise UserError(f"{path} holds no checkpoint: its personal models cannot be made again")
+    method, start = experiment.stages[-1].method, folder.beginning(found.stage).server["params"]
+    server = method.init_server(start, experiment.setting(found.stage))
+    if found.round >= 0:
+        server = restore_empty(server, found.server)
+    clients = experiment.split.test.query.clients
+    if (path / "forgotten.json").exists():
+        ids = experiment.population.ids
+        clients = np.array([c for c in clients if not is_forgotten(path, ids[c])], dtype=np.int64)
+    segments = [path / "private" / name for name in found.segments]
+    with folder.locked(), Engine(experiment.population, _engine(path, experiment)) as engine:
+        opened = Finished(path, folder, experiment, engine, server, start, clients, segments)
+        opened.progress, opened.stop = progress or opened.progress, stop or opened.stop
+        yield opened
+
+
+def _engine(path: Path, experiment: Experiment, rows: int = 500) -> EngineChoice:
+    """As the run was executed, but for fewer clients at a time where many rows of each are scored."""
+    try:
+        choice = EngineChoice(**json.loads((path / "engine.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path / 'engine.json'} is missing or damaged ({error}); run the experiment again") from None
+    width = experiment.population.columns["x"][0].numel() * 4
+    return replace(choice, chunk=max(min(choice.chunk, ROOM // (rows * width)), 1)) if choice.vectorized else choice

@@ -1,0 +1,72 @@
+"""Own rows against others' rows as personalization goes on: the trade-off of Motley's Figure 5.
+
+Every candidate is scored on the client's own query rows and on a fixed sample of the query rows of other clients (and,
+where there are groups, of other groups). A model that fits its client ever better usually fits the others ever worse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
+from bespoke.analysis.measured import axes_of, mean, named, settings_of
+from bespoke.data.samples import Others
+from bespoke.selection import Choice, Floats, QueryScores
+
+
+def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) of own rows against others' rows."""
+    names = found.names
+    if len(names) < 2:
+        raise DoesNotApply(
+            f"--ood: {run.path} has one model for everyone ({run.method.name}); it needs a method that makes personal "
+            "models, such as finetune"
+        )
+    query, population, seed = run.experiment.split.test.query, run.experiment.population, run.experiment.seed
+    parts = {"others": Others.sample(query, rows, seed)}
+    groups = len(population.groups)
+    if 1 < groups < len(population):
+        parts["other groups"] = Others.sample(query, rows, seed, by_group=True)
+    parts = {name: part for name, part in parts.items() if part.sizes(run.clients).any()}
+    if not parts:
+        raise DoesNotApply(f"--ood: {run.path} has no other client's query rows to be tested on")
+    run.progress.begin(f"{run.name}: others' rows", len(run.clients))
+    sums = run.scores(run.method, run.clients, run.experiment.split.test.support, dict(parts))
+    metric = run.experiment.metric
+    scores = {"own": found.query, **{name: QueryScores(run.clients, sums[name]) for name in parts}}
+    values = {name: score.values(metric) for name, score in scores.items()}
+    places = {"shared": Choice(0, {}), "chosen": run.chosen()}
+    record = {
+        "rows": len(parts["others"].rows) if "others" in parts else rows,
+        **{name: {part: mean(score.at(choice, metric)) for part, score in scores.items()}
+           for name, choice in places.items()},
+        "axis": axes_of(names)[-1] if axes_of(names) else None,
+        "curves": _curves(names, values),
+    }  # fmt: skip
+    table: dict[str, Any] = {"client": [population.ids[c] for c in run.clients]}
+    for part, score in scores.items():
+        table |= {f"{name}_{part}": score.at(choice, metric) for name, choice in places.items()}
+    return record, table
+
+
+def _curves(names: tuple[str, ...], values: dict[str, Floats]) -> list[dict[str, Any]]:
+    """Along the setting that changes fastest, a curve for each combination of the others; the shared model first."""
+    axes = axes_of(names)
+    if not axes:
+        return []
+    lines: dict[str, list[int]] = {}
+    for place, name in enumerate(names[1:], start=1):
+        settings = settings_of(name)
+        settings.pop(axes[-1], None)
+        lines.setdefault(named(settings), []).append(place)
+    means = {part: [mean(column) for column in np.transpose(table)] for part, table in values.items()}
+    return [
+        {
+            "name": name,
+            "at": [settings_of(names[place]).get(axes[-1], 0.0) for place in (0, *places)],
+            **{part: [column[place] for place in (0, *places)] for part, column in means.items()},
+        }
+        for name, places in lines.items()
+    ]

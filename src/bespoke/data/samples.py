@@ -1,0 +1,84 @@
+"""Samples of a split's rows, for analyses: fewer rows to adapt on, and rows of other clients to be tested on.
+
+Both keep the type of the rows they are drawn from, so that what may not be chosen on query rows may not be chosen on
+other clients' query rows either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from bespoke.data.splits import Ints, Query, Support
+from bespoke.randomness import generator, mix, shuffles
+
+
+@dataclass(frozen=True)
+class Fewer(Support):
+    """A part of each client's support rows, at least one; those of a smaller fraction are among those of a larger."""
+
+    fraction: float
+    seed: int
+
+    @classmethod
+    def sample(cls, support: Support, fraction: float, seed: int) -> Fewer:
+        return cls(support.population, support.clients, support.part, fraction, seed)
+
+    def of(self, clients: Ints) -> tuple[Ints, Ints]:
+        rows, sizes = super().of(clients)
+        kept = self._kept(sizes)
+        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        order = shuffles(int(mix("fewer examples", self.seed)), self.population.keys[clients], sizes)
+        first = np.arange(len(rows)) - starts < np.repeat(kept, sizes)
+        # in their stored order again, so that all of the rows are batched as they were in the run
+        return rows[np.sort((starts + order)[first])], kept
+
+    def sizes(self, clients: Ints | None = None) -> Ints:
+        return self._kept(super().sizes(clients))
+
+    def _kept(self, sizes: Ints) -> Ints:
+        return np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
+
+
+@dataclass(frozen=True)
+class Others(Query):
+    """For every client the same sample of query rows, without those of the client itself (or of its group)."""
+
+    rows: Ints
+    owners: Ints  # the client of each row
+    by_group: bool
+
+    @classmethod
+    def sample(cls, query: Query, count: int, seed: int, by_group: bool = False) -> Others:
+        """`count` rows, drawn from the query rows of all clients together."""
+        sizes = query.sizes()
+        total = int(sizes.sum())
+        drawn = np.sort(generator("other clients' rows", seed).choice(total, min(count, total), replace=False))
+        ends = np.cumsum(sizes)
+        place = np.searchsorted(ends, drawn, side="right")
+        met, which = np.unique(place, return_inverse=True)
+        rows, have = query.of(query.clients[met])  # nobody else's rows are looked at
+        inside = drawn - (ends - sizes)[place]
+        chosen = rows[(np.cumsum(have) - have)[which] + inside]
+        return cls(query.population, query.clients, query.part, chosen, query.clients[place], by_group)
+
+    def of(self, clients: Ints) -> tuple[Ints, Ints]:
+        strange = self._strange(clients)
+        return np.broadcast_to(self.rows, strange.shape)[strange], strange.sum(1)
+
+    def sizes(self, clients: Ints | None = None) -> Ints:
+        return self._strange(self.clients if clients is None else clients).sum(1)
+
+    def _strange(self, clients: Ints) -> np.ndarray:
+        """Which rows are others': (clients, rows)."""
+        group = self.population.group
+        if not self.by_group or group is None:
+            return self.owners[None] != clients[:, None]
+        return group[self.owners][None] != group[clients][:, None]
+
+    def fetch(self, clients: Ints, names: Sequence[str]) -> tuple[dict[str, Tensor], Ints]:
+        # not the clients' own rows: nothing can be read ahead of them, and the sample is small
+        return {name: self.population.columns[name] for name in names}, np.zeros_like(clients)

@@ -1,0 +1,155 @@
+"""What `bespoke analyze` has left in run folders, averaged over seeds, and in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bespoke.metrics.text import count, listing, metric_name, number, p_text, percent, signed
+
+FORMAT = 1
+ORDER = ("ood", "fewer-examples", "sweep", "per-client")  # as they are told
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One analysis of one method: the numbers of its seeds averaged, and where the tables of clients lie."""
+
+    label: str
+    name: str
+    seeds: list[int]
+    record: dict[str, Any]
+    tables: list[Path]
+
+    @property
+    def kind(self) -> str:
+        return "sweep" if self.name.startswith("sweep-") else self.name
+
+    @property
+    def metric(self) -> str:
+        return str(self.record["metric"])
+
+
+def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
+    """The analyses that lie in these run folders; those of one method that were asked for alike are averaged."""
+    found: dict[tuple[str, str], list[tuple[dict[str, Any], Path]]] = {}
+    for folder in folders:
+        for path in sorted((folder / "analysis").glob("*.json")):
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue  # what cannot be read is made again by `bespoke analyze`; a report does without it
+            if isinstance(record, dict) and record.get("format") == FORMAT and "analysis" in record:
+                key = str(record["label"]), str(record["analysis"])
+                found.setdefault(key, []).append((record, path.with_suffix(".parquet")))
+    analyses = []
+    for (label, name), records in found.items():
+        alike = [(r, table) for r, table in records if _shape(r) == _shape(records[0][0])]
+        seeds = [int(record["seed"]) for record, _ in alike]
+        analyses.append(Analysis(label, name, seeds, combined([r for r, _ in alike]), [table for _, table in alike]))
+    return sorted(analyses, key=lambda a: (ORDER.index(a.kind) if a.kind in ORDER else len(ORDER), a.name))
+
+
+def _shape(record: dict[str, Any]) -> str:
+    """What has to agree between seeds: what was asked for, and the values that were gone through."""
+    points = [point.get("value", point.get("fraction")) for point in record.get("points", [])]
+    curves = [(curve["name"], curve.get("at")) for curve in record.get("curves", [])]
+    return json.dumps([record["asked"], record["metric"], points, curves])
+
+
+def combined(values: list[Any]) -> Any:
+    """Numbers averaged leaf by leaf; None where a seed has none; a text only where all seeds agree."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: combined([value.get(key) for value in values]) for key in first}
+    if isinstance(first, list) and all(isinstance(value, list) and len(value) == len(first) for value in values):
+        return [combined([value[place] for value in values]) for place in range(len(first))]
+    if all(value == first for value in values):
+        return first
+    if all(isinstance(value, int | float) for value in values):
+        return fmean(values)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ in words
+
+
+def told(analysis: Analysis) -> list[str]:
+    """An analysis in a few sentences."""
+    return {"ood": _ood, "fewer-examples": _fewer, "sweep": _sweep, "per-client": _choosers}[analysis.kind](analysis)
+
+
+def _ood(analysis: Analysis) -> list[str]:
+    record, name = analysis.record, metric_name(analysis.metric)
+    before, after = record["shared"], record["chosen"]
+    said = {"own": "the clients' own rows", "others": "other clients' rows", "other groups": "rows of other groups"}
+    moves = [
+        f"from {_shown(before[part])} to {_shown(after[part])} on {text}"
+        for part, text in said.items()
+        if part in before
+    ]
+    sentences = [f"Personalized as chosen, the mean {name} goes {listing(moves)}."]
+    for curve in record["curves"][:12]:
+        own, others = curve["own"], curve.get("others") or curve.get("other groups")
+        if others and own[-1] is not None and others[-1] is not None:
+            at = f"{record['axis']} {curve['at'][-1]:g}"
+            where = f"{curve['name']}, {at}" if curve["name"] else at
+            sentences.append(f"At {where}: own rows {_shown(own[-1])}, others' {_shown(others[-1])}.")
+    return sentences
+
+
+def _fewer(analysis: Analysis) -> list[str]:
+    name = metric_name(analysis.metric)
+    return [
+        f"With {percent(100 * point['fraction'])} % of the examples ({point['examples']:,.0f} a client): mean {name} "
+        f"{_shown(point['mean'])}, {_part(point['hurt'])} of clients hurt."
+        for point in analysis.record["points"]
+    ]
+
+
+def _sweep(analysis: Analysis) -> list[str]:
+    record, name = analysis.record, metric_name(analysis.metric)
+    points = [p for p in record["points"] if p["mean"] is not None and p["hurt"] is not None and p["value"] != 0]
+    if not points:
+        return [f"{record['knob']}: no value has a finite mean."]
+    sign = 1.0 if record["lower_is_better"] else -1.0
+    best = min(points, key=lambda p: sign * p["mean"])
+    gentle = min(points, key=lambda p: (p["hurt"], sign * p["mean"]))
+
+    def of(point: dict[str, Any]) -> str:
+        value = f"{point['value']:g}" if isinstance(point["value"], int | float) else point["value"]
+        return f"{record['axis']} {value} (mean {name} {_shown(point['mean'])}, {_part(point['hurt'])} hurt)"
+
+    tried = f"Of {count(len(points), 'value')} of {record['axis']}"
+    if best is gentle:
+        return [f"{tried} the same has the best mean and hurts fewest clients: {of(best)}."]
+    return [f"{tried} the mean is best at {of(best)}; fewest clients are hurt at {of(gentle)}."]
+
+
+def _choosers(analysis: Analysis) -> list[str]:
+    record, name = analysis.record, metric_name(analysis.metric)
+    together, alone, difference = record["global"], record["client"], record["difference"]
+    chosen = f" ({together['candidate']})" if together["candidate"] else ""
+    sentence = (
+        f"Chosen for all together{chosen}: mean {name} {_shown(together['mean'])}, {_part(together['hurt'])} hurt; "
+        f"chosen by each client for itself: {_shown(alone['mean'])}, {_part(alone['hurt'])} hurt."
+    )
+    if difference["mean"] is None:
+        return [sentence]
+    gains = -difference["mean"] if record["lower_is_better"] else difference["mean"]
+    verdict = "better" if gains > 0 else "worse" if gains < 0 else "the same"
+    p = f", paired Wilcoxon {p_text(difference['p'])}" if len(analysis.seeds) == 1 and difference["p"] else ""
+    return [sentence, f"Choosing for itself is {verdict} on average ({signed(difference['mean'])}{p})."]
+
+
+def _shown(value: float | None) -> str:
+    return number(math.nan if value is None else value)
+
+
+def _part(value: float | None) -> str:
+    return f"{percent(100 * value)} %" if value is not None else number(math.nan)
