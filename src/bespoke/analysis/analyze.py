@@ -14,7 +14,6 @@ from typing import Any
 from bespoke.analysis.choosers import choosers
 from bespoke.analysis.fewer import fewer_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
-from bespoke.analysis.measured import axes_of, settings_of
 from bespoke.analysis.ood import out_of_distribution
 from bespoke.analysis.sweep import parse_sweep, sweep
 from bespoke.data.arrays import settle, write_text
@@ -22,6 +21,7 @@ from bespoke.data.population import Population
 from bespoke.deploy.personal import open_run
 from bespoke.errors import UserError
 from bespoke.experiments import load_population
+from bespoke.metrics.candidates import axes_of, settings_of
 from bespoke.metrics.clients import read_study
 from bespoke.metrics.text import jsonable
 from bespoke.rounds import Progress, Silent

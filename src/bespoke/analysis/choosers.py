@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
-from bespoke.analysis.measured import axes_of, measured
+from bespoke.analysis.measured import measured
+from bespoke.metrics.candidates import axes_of
 from bespoke.metrics.significance import wilcoxon
 
 
@@ -54,7 +55,7 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
         "client": [experiment.population.ids[c] for c in run.clients],
         "support_examples": split.support.sizes(run.clients),
         "validation_examples": split.validation.sizes(run.clients),
-        "shared": shared, **values,
+        "shared": shared, **{f"{who}_value": value for who, value in values.items()},
         **{f"{who}_candidate": names[choice.of(run.clients)].tolist() for who, choice in picked.items()},
     }  # fmt: skip
     return record, table

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
-from bespoke.analysis.measured import axes_of, mean, named, settings_of
+from bespoke.analysis.measured import mean
 from bespoke.data.samples import Others
+from bespoke.metrics.candidates import axes_of, named, settings_of
 from bespoke.selection import Choice, Floats, QueryScores
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
-from bespoke.analysis.measured import axes_of, mean, measured, named, settings_of
+from bespoke.analysis.measured import mean, measured
 from bespoke.config import check_knobs
 from bespoke.errors import UserError, unknown
 from bespoke.method import Method
+from bespoke.metrics.candidates import axes_of, named, settings_of
 from bespoke.selection import Choice, Floats
 
 MOST_CURVES = 8  # other settings that are also shown one by one

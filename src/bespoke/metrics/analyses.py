@@ -84,16 +84,25 @@ def told(analysis: Analysis) -> list[str]:
     return {"ood": _ood, "fewer-examples": _fewer, "sweep": _sweep, "per-client": _choosers}[analysis.kind](analysis)
 
 
+def starts_untrained(record: dict[str, Any]) -> bool:
+    """Whether the first candidate is a model that nobody has trained, such as the start of local training."""
+    shared, chosen = record["shared"]["own"], record["chosen"]["own"]
+    if not shared or not chosen:
+        return True
+    return shared > 2 * chosen if record["lower_is_better"] else shared < chosen / 2
+
+
 def _ood(analysis: Analysis) -> list[str]:
     record, name = analysis.record, metric_name(analysis.metric)
     before, after = record["shared"], record["chosen"]
     said = {"own": "the clients' own rows", "others": "other clients' rows", "other groups": "rows of other groups"}
-    moves = [
-        f"from {_shown(before[part])} to {_shown(after[part])} on {text}"
-        for part, text in said.items()
-        if part in before
-    ]
-    sentences = [f"Personalized as chosen, the mean {name} goes {listing(moves)}."]
+    said = {part: text for part, text in said.items() if part in before}
+    if starts_untrained(record):
+        ends = [f"{_shown(after[part])} on {text}" for part, text in said.items()]
+        sentences = [f"As chosen, the mean {name} is {listing(ends)}."]
+    else:
+        moves = [f"from {_shown(before[part])} to {_shown(after[part])} on {text}" for part, text in said.items()]
+        sentences = [f"Personalized as chosen, the mean {name} goes {listing(moves)}."]
     for curve in record["curves"][:12]:
         own, others = curve["own"], curve.get("others") or curve.get("other groups")
         if others and own[-1] is not None and others[-1] is not None:

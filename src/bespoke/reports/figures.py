@@ -12,6 +12,7 @@ import numpy as np
 
 from bespoke.metrics.answer import change_of
 from bespoke.metrics.clients import Cells, Floats, Study, numbered
+from bespoke.metrics.concerns import SIZEABLE
 from bespoke.metrics.summary import BEFORE, COLLAPSED, MethodSummary, Summary
 from bespoke.metrics.text import jsonable, metric_name
 from bespoke.randomness import generator
@@ -76,6 +77,9 @@ def draw(cells: Cells, summary: Summary) -> Drawn:
         "client": [cells.clients[i] for i in kept],
         "examples": [round(float(cells.examples[i])) for i in kept],
     }
+    tested = cells.weights[:, kept].mean(0)
+    columns["tested"] = [round(float(size)) for size in tested]
+    columns["mark"] = ["circle" if size >= SIZEABLE else "circle-open" for size in tested]
     if any(cells.groups):
         columns["group"] = [cells.groups[i] for i in kept]
     columns |= {f"value {label}": jsonable(column, 5) for label, column in values.items()}
@@ -186,10 +190,11 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
         {
             "type": points, "mode": "markers", "method": method.label, "showlegend": False,
             "x": {"$": "examples"}, "y": {"$": f"change {method.label}"},
-            "customdata": _customdata(drawn, f"value {summary.baseline}", f"value {method.label}"),
+            "customdata": _customdata(drawn, f"value {summary.baseline}", f"value {method.label}", "tested"),
             "marker": {"size": 5 if drawn.clients > 500 else 8, "opacity": 0.4 if drawn.clients > 500 else 0.7,
-                       "color": f"${styles[method.label].colour}"},
-            "hovertemplate": f"{_who(drawn)}<br>{name} %{{customdata[{at}]:.4g}} → %{{customdata[{at + 1}]:.4g}}"
+                       "color": f"${styles[method.label].colour}", "symbol": {"$": "mark"}},
+            "hovertemplate": f"{_who(drawn)}, tested on %{{customdata[{at + 2}]:,}}<br>"
+                             f"{name} %{{customdata[{at}]:.4g}} → %{{customdata[{at + 1}]:.4g}}"
                              f"<br>change %{{y:+.4g}}<extra></extra>",
         }
         for method in summary.compared
@@ -201,7 +206,8 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
         "label": "change of every client against its number of examples",
         "height": 420,
         "layout": {
-            "xaxis": _axis("examples the client can learn from", zeroline=False, **_example_ticks(drawn)),
+            "xaxis": _axis("examples the client can learn from", zeroline=False,
+                           **example_ticks(min(drawn.columns["examples"]), max(drawn.columns["examples"]))),
             "yaxis": _axis(f"change of {name}", range=ranges[focus_of(summary).label], zeroline=True),
             "hovermode": "closest",
             **_sides(summary, 100 * max(abs(end) for bounds in ranges.values() for end in bounds)),
@@ -209,9 +215,8 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
     }  # fmt: skip
 
 
-def _example_ticks(drawn: Drawn) -> dict[str, Any]:
+def example_ticks(low: int, high: int) -> dict[str, Any]:
     """A logarithmic axis where the clients differ much, with whole numbers on it."""
-    low, high = min(drawn.columns["examples"]), max(drawn.columns["examples"])
     if low < 1 or high < 8 * low:
         return {}
     steps = (1, 2, 5) if high < 500 * low else (1,)
@@ -341,7 +346,9 @@ def curve_figure(study: Study, summary: Summary, styles: dict[str, Style], again
         )  # fmt: skip
     if not traces:
         return {}
-    title = "round" if against == "round" else f"{unit} moved by a client in every round"
+    # the papers count parameters; these are numbers of four bytes
+    parameters = f"1 {unit} is {scale / 4:,.0f} parameters"
+    title = "round" if against == "round" else f"{unit} moved by a client in every round ({parameters})"
     return {
         "data": traces,
         "label": f"validation {metric_name(summary.metric)} against {title}",

@@ -50,6 +50,7 @@ from bespoke.reports.figures import (
     sorted_figure,
     styles_of,
 )
+from bespoke.reports.motley import motley_parts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +90,8 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         "traffic": curve_figure(study, summary, styles, against="traffic"),
         "clusters": clusters_figure(study, summary, styles),
     }
-    figures = {name: figure for name, figure in figures.items() if figure}
+    more, motley = motley_parts(study, table, summary, styles)
+    figures = {name: figure for name, figure in {**figures, **more}.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
     focus = focus_of(summary)
     return _environment().get_template("report.html.jinja").render(
@@ -100,6 +102,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         focus=focus.label,
         drawn=drawn,
         figures=figures,
+        motley=motley,
         forest={method.label: forest(summary, method) for method in summary.compared},
         group_rows=_group_rows(summary),
         most_groups=MOST_GROUPS,

@@ -1,0 +1,137 @@
+"""Practical concerns as checks: what Motley warns of, looked for in the comparison at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bespoke.metrics import clients as over
+from bespoke.metrics.candidates import settings_of
+from bespoke.metrics.clients import Cells, Run, Study
+from bespoke.metrics.summary import BEFORE, MethodSummary, Summary, with_before
+from bespoke.metrics.text import count, listing, percent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MUCH_HURT = 0.25
+SIZEABLE = 20  # test examples from which a client's own number is more than noise
+COLLAPSED = 0.95  # of clients in one cluster
+MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
+
+
+@dataclass(frozen=True)
+class Concern:
+    """Something to know before a result is relied on; `label` is empty if it is about the data."""
+
+    label: str
+    kind: str  # hurt, small test sets, state, grid, collapse
+    text: str
+
+
+def concerns(study: Study, summary: Summary, table: pd.DataFrame) -> list[Concern]:
+    """All that is found, about the data first."""
+    tested = with_before(table, summary.metric) if summary.baseline == BEFORE else table
+    cells = over.cells(tested, f"query_{summary.metric}")
+    sizes = cells.weights.mean(0)
+    found = [Concern("", "state", str(note)) for note in study.compare.get("notes") or []]
+    found += _small_test_sets(summary, sizes)
+    for method in summary.methods:
+        runs = [run for run in study.runs if run.label == method.label]
+        found += _hurt(summary, method, cells, sizes)
+        found += _collapse(method, table)
+        found += _edge_of_grid(study, method)
+        found += _edge_of_candidates(method, runs, table)
+    return found
+
+
+def _small_test_sets(summary: Summary, sizes: over.Floats) -> list[Concern]:
+    small = float((sizes < SIZEABLE).mean()) if len(sizes) else 0.0
+    if small <= 0.5 or not summary.compared:
+        return []
+    return [
+        Concern(
+            "", "small test sets",
+            f"{percent(100 * small)} % of clients are tested on fewer than {SIZEABLE} examples (median "
+            f"{np.median(sizes):,.0f}): whether one of them is hurt is largely noise; the intervals of the means are "
+            "not affected.",
+        )
+    ]  # fmt: skip
+
+
+def _hurt(summary: Summary, method: MethodSummary, cells: Cells, sizes: over.Floats) -> list[Concern]:
+    """Many are hurt, among those too whose test set is large enough to tell."""
+    if method.against is None or method.against.hurt.value <= MUCH_HURT:
+        return []
+    large = sizes >= SIZEABLE
+    enough = int(large.sum()) >= 10
+    pairs = over.gains(cells.of(method.label)[:, large], cells.of(summary.baseline)[:, large], summary.lower_is_better)
+    everyone = f"{method.title} hurts {percent(100 * method.against.hurt.value)} % of clients"
+    if not enough:
+        return [
+            Concern(
+                method.label, "hurt",
+                f"{everyone}; too few of them have {SIZEABLE} test examples or more to tell hurt from noise.",
+            )
+        ]  # fmt: skip
+    if pairs.hurt.value <= MUCH_HURT:
+        return []
+    of = count(int(large.sum()), "client")
+    return [
+        Concern(
+            method.label, "hurt",
+            f"{everyone}, and {percent(100 * pairs.hurt.value)} % of the {of} with {SIZEABLE} test examples or more: "
+            "let clients accept a personal model only where it helps them.",
+        )
+    ]  # fmt: skip
+
+
+def _collapse(method: MethodSummary, table: pd.DataFrame) -> list[Concern]:
+    from bespoke.metrics.clusters import clusters_of
+
+    for clusters in clusters_of(table[table["method"] == method.label]):
+        if clusters.largest.value > COLLAPSED:
+            part = percent(100 * clusters.largest.value)
+            text = f"{method.title}: {part} % of clients are in one cluster (mode collapse); a warm start may help."
+            return [Concern(method.label, "collapse", text)]
+    return []
+
+
+def _edge_of_grid(study: Study, method: MethodSummary) -> list[Concern]:
+    """A tuned value that is the smallest or largest tried: the best may lie beyond."""
+    entry: dict[str, Any] = next((e for e in study.compare.get("methods", []) if e.get("label") == method.label), {})
+    chosen = entry.get("chosen") or {}
+    tried = [trial.get("knobs") or {} for trial in entry.get("tuning") or []]
+    edges = []
+    for knob, value in chosen.items():
+        values = sorted({knobs[knob] for knobs in tried if _number(knobs.get(knob))})
+        if _number(value) and len(values) > 2 and value in (values[0], values[-1]):
+            edges.append(f"{knob} = {value:g} ({'smallest' if value == values[0] else 'largest'} of {len(values)})")
+    return [Concern(method.label, "grid", f"{method.title} was tuned to the edge of what was tried: {listing(edges)}. "
+                    "The best value may lie beyond.")] if edges else []  # fmt: skip
+
+
+def _edge_of_candidates(method: MethodSummary, runs: list[Run], table: pd.DataFrame) -> list[Concern]:
+    """The same for what is chosen among candidates, 'lr 0.1, epoch 10': by all together, or by most clients."""
+    names = list((runs[0].result.get("candidates") or {}) if runs else {})
+    settings = {name: settings_of(name) for name in names}
+    words = list(dict.fromkeys(word for found in settings.values() for word in found))
+    rows = table["candidate"][table["method"] == method.label] if "candidate" in table else []
+    edges = []
+    for word in words:
+        values = sorted({found[word] for found in settings.values() if word in found and found[word] != 0})
+        picked = [settings[name][word] for name in rows if word in settings.get(name, {})]
+        if len(values) < 3 or not picked:
+            continue
+        for edge, which in ((values[0], "smallest"), (values[-1], "largest")):
+            part = sum(value == edge for value in picked) / len(rows)
+            if part > MANY and not (which == "smallest" and word == "epoch"):
+                edges.append(f"{word} {edge:g}, the {which} of {len(values)}, by {percent(100 * part)} % of clients")
+    return [Concern(method.label, "grid", f"{method.title}: chosen at the edge of what was tried: {listing(edges)}. "
+                    "The best value may lie beyond.")] if edges else []  # fmt: skip
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,232 @@
+"""Figures of `bespoke analyze` and of clusters, after those of Motley; see figures.py for how they are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bespoke.metrics.analyses import Analysis, starts_untrained
+from bespoke.metrics.clusters import Clusters
+from bespoke.metrics.text import jsonable, metric_name
+from bespoke.reports.figures import Figure, Style, _axis, _label, example_ticks
+
+Styles = dict[str, Style]
+
+MOST_MARKS = 10  # of a curve: epochs that are marked
+MOST_GROUPS = 10  # that have a colour of their own
+PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
+DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
+
+
+def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str) -> Figure:
+    """Own rows across, others' rows up: a curve for each learning rate, from the shared model on (Figure 5)."""
+    analyses = [analysis for analysis in analyses if part in analysis.record["shared"]]
+    # a start that nobody has trained would only stretch the axes
+    drawn = [analysis for analysis in analyses if not starts_untrained(analysis.record)]
+    alone = sum(bool(analysis.record["curves"]) for analysis in drawn) == 1  # then colours tell its curves apart
+    traces: list[dict[str, Any]] = []
+    for analysis in drawn:
+        record, title = analysis.record, titles[analysis.label]
+        for place, curve in enumerate(record["curves"]):
+            known = [k for k, pair in enumerate(zip(curve["own"], curve[part])) if None not in pair]
+            if len(known) < 2:
+                continue
+            marks = [known[i] for i in _spaced(len(known))]
+            name = f"{title}, {curve['name']}" if curve["name"] else title
+            colour = f"${PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour}"
+            traces.append({
+                "type": "scatter", "mode": "lines+markers", "name": _label(name),
+                "x": jsonable([curve["own"][k] for k in marks], 5), "y": jsonable([curve[part][k] for k in marks], 5),
+                "customdata": [f"{record['axis']} {curve['at'][k]:g}" for k in marks],
+                "line": {"color": colour, "width": 2, "dash": "solid" if alone else DASHES[place % len(DASHES)]},
+                "marker": {"size": [*([5] * (len(marks) - 1)), 10], "color": colour},
+                "hovertemplate": "%{customdata}<br>own %{x:.4g}, others %{y:.4g}",
+            })  # fmt: skip
+    for analysis in analyses:
+        record, colour = analysis.record, f"${styles[analysis.label].colour}"
+        for name, symbol in (("shared", "diamond-open"), ("chosen", "star")):
+            at = record[name]
+            if at["own"] is None or at[part] is None or (name == "shared" and analysis not in drawn):
+                continue
+            traces.append({
+                "type": "scatter", "mode": "markers+text", "name": f"{_label(titles[analysis.label])}, {name}",
+                "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": False,
+                "text": [_label(titles[analysis.label]) if name == "chosen" else "shared model"],
+                "textposition": "top center",
+                "marker": {"symbol": symbol, "size": 14, "color": "$ink" if name == "shared" else colour,
+                           "line": {"width": 1.5, "color": "$ink"}},
+                "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
+            })  # fmt: skip
+    if not traces:
+        return {}
+    metric = metric_name(analyses[0].metric)
+    title = {"others": "other clients' rows", "other groups": "rows of other groups"}[part]
+    return {
+        "data": traces,
+        "label": f"{metric} on own rows against {title}",
+        "height": 460,
+        "layout": {
+            "xaxis": _axis(f"mean {metric} on own rows", zeroline=False, range=_range_of(traces, "x")),
+            "yaxis": _axis(f"mean {metric} on {title}", zeroline=False, range=_range_of(traces, "y")),
+            "hovermode": "closest",
+        },
+    }
+
+
+def _range_of(traces: Sequence[dict[str, Any]], side: str) -> list[float]:
+    return _middle([value for trace in traces for value in trace[side]])
+
+
+def _spaced(points: int) -> list[int]:
+    """The first, the last, and between them ever rarer ones: personalization moves fastest at its start."""
+    if points <= MOST_MARKS:
+        return list(range(points))
+    return sorted({0, *np.geomspace(1, points - 1, MOST_MARKS).round().astype(int).tolist()})
+
+
+def _middle(values: Sequence[float]) -> list[float]:
+    """A range with room at its ends; it is not ruled by what diverges, three times beyond what is common."""
+    low, high = float(np.min(values)), float(np.max(values))
+    common = float(np.median(np.abs(values)))
+    low, high = max(low, -3 * common), min(high, 3 * common)
+    margin = 0.08 * ((high - low) or abs(high) or 1.0)
+    return jsonable([low - margin, high + margin], 5)
+
+
+def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles) -> tuple[Figure, Figure]:
+    """The mean against the part of the examples, and boxes of the clients' changes at each part (Figure 7c)."""
+    if not analyses:
+        return {}, {}
+    metric = metric_name(analyses[0].metric)
+    lines, boxes = [], []
+    fractions = sorted({p["fraction"] for a in analyses for p in a.record["points"]}, reverse=True)
+    for row, analysis in enumerate(analyses):
+        style, title = styles[analysis.label], _label(titles[analysis.label])
+        points = [p for p in analysis.record["points"] if p["mean"] is not None]
+        lines.append({
+            "type": "scatter", "mode": "lines+markers", "name": title,
+            "x": [100 * p["fraction"] for p in points], "y": jsonable([p["mean"] for p in points], 5),
+            "customdata": jsonable([100 * p["hurt"] for p in points], 3),
+            "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash}, "marker": {"size": 8},
+            "hovertemplate": "%{y:.4g}, %{customdata:.3g} % hurt",
+        })  # fmt: skip
+        quantiles = np.array([p["change"] for p in points], dtype=float).T
+        width = 0.8 / len(analyses)
+        at = [fractions.index(p["fraction"]) + (row - (len(analyses) - 1) / 2) * width for p in points]
+        p10, q1, median, q3, p90 = (jsonable(q, 4) for q in quantiles)
+        boxes.append({
+            "type": "box", "name": title, "x": jsonable(at, 4), "lowerfence": p10, "q1": q1, "median": median,
+            "q3": q3, "upperfence": p90, "width": 0.85 * width, "line": {"color": f"${style.colour}", "width": 1.8},
+            "fillcolor": f"${style.colour}/0.18", "whiskerwidth": 0.5, "hoverinfo": "y+name",
+        })  # fmt: skip
+    ticks = {"tickvals": list(range(len(fractions))), "ticktext": [f"{100 * f:g} %" for f in fractions]}
+    across = "examples to personalize with"
+    mean: Figure = {
+        "data": lines, "label": f"mean {metric} against the part of the examples", "height": 360,
+        "layout": {
+            "xaxis": _axis(across, ticksuffix=" %", autorange="reversed", zeroline=False),
+            "yaxis": _axis(f"mean {metric}", zeroline=False), "hovermode": "x unified",
+        },
+    }  # fmt: skip
+    change: Figure = {
+        "data": boxes, "label": "changes of clients at each part of the examples", "height": 360,
+        "layout": {
+            "xaxis": _axis(across, zeroline=False, showgrid=False, **ticks),
+            "yaxis": _axis(f"change of {metric}, per client", zeroline=True), "hovermode": "closest",
+        },
+    }  # fmt: skip
+    return mean, change
+
+
+def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
+    """The mean and the clients hurt over the values of a knob (Figures 4 and 7a-b)."""
+    record, style = analysis.record, styles[analysis.label]
+    metric, axis = metric_name(analysis.metric), str(record["axis"])
+    values = [point["value"] for point in record["points"]]
+    numeric = all(isinstance(value, int | float) for value in values)
+    logarithmic = numeric and min(values) > 0 and max(values) >= 20 * min(values)
+    x_axis = {"zeroline": False, **({"type": "log"} if logarithmic else {} if numeric else {"type": "category"})}
+    if logarithmic:
+        x_axis |= {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
+    drawn = record["curves"] or [{"name": "the rest chosen on validation rows", "points": record["points"]}]
+    found = []
+    for key, title, factor in (("mean", f"mean {metric}", 1.0), ("hurt", "clients hurt", 100.0)):
+        traces: list[dict[str, Any]] = []
+        for place, line in enumerate(drawn):
+            points = [p for p in line["points"] if p[key] is not None]
+            colour = style.colour if not record["curves"] else PALETTE[place % len(PALETTE)]
+            traces.append({
+                "type": "scatter", "mode": "lines+markers" if len(points) < 30 else "lines", "name": line["name"],
+                "x": [p["value"] for p in points], "y": jsonable([factor * p[key] for p in points], 5),
+                "line": {"color": f"${colour}", "width": 2.2, "dash": DASHES[place // len(PALETTE) % len(DASHES)]},
+                "marker": {"size": 8}, "showlegend": bool(record["curves"]),
+                "hovertemplate": "%{y:.4g}" + (" %" if key == "hurt" else ""),
+            })  # fmt: skip
+        y_axis: dict[str, Any] = {"zeroline": False}
+        if key == "mean":
+            y_axis["range"] = _middle([p["mean"] for line in drawn for p in line["points"] if p["mean"] is not None])
+        else:
+            y_axis |= {"ticksuffix": " %", "rangemode": "tozero"}
+        found.append({
+            "data": traces, "label": f"{title} over {axis}", "height": 340,
+            "layout": {"xaxis": _axis(axis, **x_axis), "yaxis": _axis(title, **y_axis), "hovermode": "x unified"},
+        })  # fmt: skip
+    return found[0], found[1]
+
+
+def choosers_figure(analysis: Analysis) -> Figure:
+    """Each client's change, with settings chosen for all and by itself, against its examples (Figures 8 and 10)."""
+    import pandas as pd
+
+    tables = [pd.read_parquet(path) for path in analysis.tables if path.exists()]
+    if not tables:
+        return {}
+    table = pd.concat(tables).groupby("client", sort=True).mean(numeric_only=True)
+    metric = metric_name(analysis.metric)
+    traces = []
+    for who, name, colour, symbol in (
+        ("global", "one choice for all", "m0", "circle"), ("client", "each client's own choice", "m1", "diamond"),
+    ):  # fmt: skip
+        change = table[f"{who}_value"] - table["shared"]
+        traces.append({
+            "type": "scattergl" if len(table) > 1_500 else "scatter", "mode": "markers", "name": name,
+            "x": jsonable(table["support_examples"].tolist(), 5), "y": jsonable(change.tolist(), 4),
+            "text": [_label(str(client)) for client in table.index],
+            "marker": {"color": f"${colour}", "size": 7, "opacity": 0.65, "symbol": symbol},
+            "hovertemplate": "<b>%{text}</b><br>%{x:,.0f} examples<br>change %{y:+.4g}",
+        })  # fmt: skip
+    sizes = table["support_examples"]
+    scale = example_ticks(int(sizes.min()), int(sizes.max()))
+    return {
+        "data": traces, "label": "changes of clients by who chooses the settings", "height": 380,
+        "layout": {
+            "xaxis": _axis("examples to personalize with", zeroline=False, **scale),
+            "yaxis": _axis(f"change of {metric}", zeroline=True), "hovermode": "closest",
+        },
+    }  # fmt: skip
+
+
+def clusters_figure(clusters: Clusters) -> Figure:
+    """Bars: how many clients of each group every cluster holds (Figure 6d)."""
+    shown = clusters.groups[:MOST_GROUPS]
+    counts = np.array(clusters.counts)
+    traces = [
+        {
+            "type": "bar", "name": _label(group or "clients"), "x": clusters.names, "y": counts[place].tolist(),
+            "marker": {"color": f"${PALETTE[place % len(PALETTE)]}{'/0.55' if place >= len(PALETTE) else ''}"},
+            "showlegend": len(clusters.groups) > 1, "hovertemplate": "%{y}",
+        }
+        for place, group in enumerate(shown)
+    ]  # fmt: skip
+    if len(clusters.groups) > MOST_GROUPS:
+        rest = counts[MOST_GROUPS:].sum(0).tolist()
+        name = f"{len(clusters.groups) - MOST_GROUPS} other groups"
+        traces.append({"type": "bar", "name": name, "x": clusters.names, "y": rest,
+                       "marker": {"color": "$m0"}, "showlegend": True, "hovertemplate": "%{y}"})  # fmt: skip
+    return {
+        "data": traces, "label": "clients of each group in each cluster", "height": 340,
+        "layout": {"barmode": "stack", "xaxis": _axis("", showgrid=False), "yaxis": _axis("clients", zeroline=False),
+                   "hovermode": "x unified"},
+    }  # fmt: skip
