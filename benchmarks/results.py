@@ -9,16 +9,18 @@ Every folder must come from a comparison file with an [expected] table.
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from bespoke.errors import UserError
-from bespoke.metrics.summary import Summary, summarize
+from bespoke.metrics.concerns import concerns
+from bespoke.metrics.motley import markdown, motley_lines
+from bespoke.metrics.summary import read, summarize_study
 
 HEADER = """# Results
 
-Published numbers beside ours. Each table is made by a command from run folders; hyper-parameters are chosen on
-validation rows of the first seed, results are for query rows. Ours: mean over clients, averaged over seeds, ± spread
-over seeds; in brackets the standard deviation across clients (the papers' fairness metric), averaged over seeds.
+Published numbers beside ours, in the form of Motley's Tables 4 to 7. Each table is made by a command from run folders;
+hyper-parameters are chosen on validation rows of the first seed, results are for query rows. Every number is averaged
+over seeds, ± its standard deviation over seeds; std is the standard deviation across clients (the paper's fairness
+metric); a client is hurt if it is worse off than with the fedavg run of the same seed.
 
 Made by `python benchmarks/results.py FOLDER ...`.
 """
@@ -30,7 +32,9 @@ def section(folder: Path) -> str:
     expected = about["expected"]
     if not expected:
         raise UserError(f"{folder} has no expected numbers: its comparison file needs an [expected] table")
-    summary = summarize([folder])
+    study, table = read([folder])
+    summary = summarize_study(study, table)
+    found = concerns(study, summary, table)
     lines = [
         f"## {about['title']}",
         "",
@@ -38,26 +42,12 @@ def section(folder: Path) -> str:
         f"{about['model']['name']} with {about['model']['parameters']} parameters.",
         f"Command: `{about['command']}`",
         "",
-        "| method | paper (sd of clients) | ours ± sd of seeds (sd of clients) | hurt: paper | hurt: ours | chosen |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
+        markdown(motley_lines(study, table, summary, found)),
     ]
-    lines += [row(summary, method, expected.get(method["label"], {})) for method in about["methods"]]
     lines += [f"\n{note}" for note in expected.get("differs", [])]
+    if found:
+        lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
     return "\n".join(lines)
-
-
-def row(summary: Summary, method: dict[str, Any], paper: dict[str, Any]) -> str:
-    """Published and measured numbers of one method."""
-    ours = summary.method(method["label"])
-    cells = [
-        method["label"],
-        f"{paper['mean']:.4f} ({paper['sd_clients']:.4f})" if paper else "",
-        f"{ours.mean.value:.5f} ± {ours.mean.spread:.5f} ({ours.deviation.value:.4f})",
-        f"{100 * paper['hurt']:.1f} %" if "hurt" in paper else "",
-        f"{100 * ours.against.hurt.value:.1f} % ± {100 * ours.against.hurt.spread:.1f} %" if ours.against else "",
-        ", ".join(f"{knob} = {value:g}" for knob, value in method["chosen"].items()),
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:

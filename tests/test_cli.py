@@ -24,7 +24,7 @@ from bespoke.progress import Bars
 from bespoke.runfolder import RunFolder
 from command import bespoke, messy_table, plain_table, refused, write_csv
 
-COMMANDS = ("compare", "run", "tune", "report", "methods", "data", "export", "forget")
+COMMANDS = ("compare", "run", "tune", "report", "analyze", "methods", "data", "export", "forget")
 FEW = ("--rounds", 2, "--seeds", 1)
 
 EXPERIMENT = """

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bespoke.analysis.choosers import choosers
-from bespoke.analysis.fewer import fewer_examples
+from bespoke.analysis.choosers import check_choosers, choosers
+from bespoke.analysis.fewer import check_fewer, fewer_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
-from bespoke.analysis.ood import out_of_distribution
-from bespoke.analysis.sweep import parse_sweep, sweep
+from bespoke.analysis.ood import check_ood, out_of_distribution
+from bespoke.analysis.sweep import check_sweep, parse_sweep, sweep
 from bespoke.data.arrays import settle, write_text
 from bespoke.data.population import Population
 from bespoke.deploy.personal import open_run
@@ -45,6 +46,16 @@ class Wanted:
     @property
     def everything(self) -> bool:
         return not (self.ood or self.fractions or self.sweeps or self.per_client)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One analysis of one run."""
+
+    name: str
+    asked: dict[str, Any]
+    check: Callable[[], None]  # whether it applies, before a single model is made
+    make: Callable[[Candidates], Made]
 
 
 @dataclass
@@ -85,63 +96,65 @@ class Analyses:
             with reopened(path, populations[key], self.progress, self.stop) as opened:
                 records += self._of(opened, refused)
         if not records:
-            raise (
-                refused[0]
-                if len(refused) == 1 or not self.lenient
-                else UserError(f"{refused[0]}; nor is there any other run here that it applies to")
-            )
+            if len(self.runs) == 1:
+                raise refused[0]
+            raise UserError(f"{refused[-1]}; nor does it apply to another of the {len(self.runs)} runs")
         return records
 
     def _of(self, run: Finished, refused: list[DoesNotApply]) -> list[dict[str, Any]]:
-        wanted, every = self.wanted, self.wanted.everything
-        jobs: list[tuple[str, dict[str, Any], Callable[[Candidates], Made]]] = []
-        if wanted.ood or every:
-            jobs.append(("ood", {"rows": wanted.rows}, lambda found: out_of_distribution(run, found, wanted.rows)))
-        if wanted.fractions or every:
-            fractions = wanted.fractions or FRACTIONS
-            jobs.append(
-                ("fewer-examples", {"fractions": list(fractions)}, lambda found: fewer_examples(run, found, fractions))
-            )
-        for text in wanted.sweeps or (_own_sweeps(run) if every else ()):
-            _, knob, values = parse_sweep(text)
-            asked = {"knob": knob, "values": list(values)}
-            jobs.append((f"sweep-{knob}", asked, lambda found, text=text: sweep(run, found, text)))  # type: ignore[misc]
-        if wanted.per_client or every:
-            jobs.append(("per-client", {}, lambda found: choosers(run, found)))
         records = []
-        for name, asked, make in jobs:
-            record = _kept(run.path, name, asked)
+        for job in self._jobs(run):
+            record = _kept(run.path, job.name, job.asked)
             if record is None:
                 try:
-                    record = self._make(run, name, asked, make)
+                    job.check()
+                    record = _made(run, job)
                 except DoesNotApply as reason:
                     refused.append(reason)
-                    if not (self.lenient or every):
+                    if not (self.lenient or self.wanted.everything):
                         raise
                     continue
             records.append({**record, "folder": str(run.path)})
         return records
 
-    def _make(
-        self, run: Finished, name: str, asked: dict[str, Any], make: Callable[[Candidates], Made]
-    ) -> dict[str, Any]:
-        if len(run.method.candidates()) < 2 and name == "ood":  # known without making a single model
-            found = Candidates(run.method.candidates(), None, None, None)  # type: ignore[arg-type]
-        else:
-            found = run.candidates()
-        numbers, table = make(found)
-        experiment = run.experiment
-        record = {
-            "format": FORMAT, "analysis": name, "asked": asked, "label": experiment.label, "seed": experiment.seed,
-            "metric": experiment.metric, "lower_is_better": experiment.lower_is_better, "clients": len(run.clients),
-            "protocol": experiment.split.kind, **numbers,
-        }  # fmt: skip
-        record = jsonable(record, 8)
-        place = run.path / "analysis"
-        place.mkdir(exist_ok=True)
-        _write_table(place / f"{name}.parquet", table)
-        write_text(place / f"{name}.json", json.dumps(record, indent=1, allow_nan=False))  # last: it says that all is
-        return record
+    def _jobs(self, run: Finished) -> list[_Job]:
+        wanted, every = self.wanted, self.wanted.everything
+        jobs = []
+        if wanted.ood or every:
+            rows = wanted.rows
+            jobs.append(
+                _Job("ood", {"rows": rows}, partial(check_ood, run), lambda c: out_of_distribution(run, c, rows))
+            )
+        if wanted.fractions or every:
+            parts = wanted.fractions or FRACTIONS
+            asked: dict[str, Any] = {"fractions": list(parts)}
+            jobs.append(
+                _Job("fewer-examples", asked, partial(check_fewer, run), lambda c: fewer_examples(run, c, parts))
+            )
+        for text in wanted.sweeps or (_own_sweeps(run) if every else ()):
+            _, knob, values = parse_sweep(text)
+            asked = {"knob": knob, "values": list(values)}
+            jobs.append(_Job(f"sweep-{knob}", asked, partial(check_sweep, run, text), partial(sweep, run, text=text)))
+        if wanted.per_client or every:
+            jobs.append(_Job("per-client", {}, partial(check_choosers, run), partial(choosers, run)))
+        return jobs
+
+
+def _made(run: Finished, job: _Job) -> dict[str, Any]:
+    """Make an analysis and write it down."""
+    numbers, table = job.make(run.candidates())
+    experiment = run.experiment
+    record = {
+        "format": FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,
+        "seed": experiment.seed, "metric": experiment.metric, "lower_is_better": experiment.lower_is_better,
+        "clients": len(run.clients), "protocol": experiment.split.kind, **numbers,
+    }  # fmt: skip
+    record = jsonable(record, 8)
+    place = run.path / "analysis"
+    place.mkdir(exist_ok=True)
+    _write_table(place / f"{job.name}.parquet", table)
+    write_text(place / f"{job.name}.json", json.dumps(record, indent=1, allow_nan=False))  # last: it says that all is
+    return record
 
 
 def _own_sweeps(run: Finished) -> tuple[str, ...]:

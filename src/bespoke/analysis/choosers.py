@@ -16,19 +16,22 @@ from bespoke.metrics.candidates import axes_of
 from bespoke.metrics.significance import wilcoxon
 
 
-def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(numbers, table of clients) of a common choice and of each client's own."""
-    method, experiment = run.method, run.experiment
-    if len(found.names) < 2 or not axes_of(found.names):
+def check_choosers(run: Finished) -> None:
+    if not axes_of(run.method.candidates()):
         raise DoesNotApply(
-            f"--per-client: {run.path} ({method.name}) has no settings to choose among; it applies to methods such as "
-            "finetune"
+            f"--per-client: {run.path} ({run.method.name}) has no settings to choose among; it applies to methods such "
+            "as finetune"
         )
-    if found.own is None or not np.isfinite(found.own.values(experiment.metric)).any():
+    if not run.experiment.split.test.validation.sizes(run.clients).any():
         raise DoesNotApply(
             f"--per-client: the tested clients of {run.path} have no validation rows of their own to choose on; set "
             "some aside with own_validation in [split]"
         )
+
+
+def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) of a common choice and of each client's own."""
+    method, experiment = run.method, run.experiment
     metric, lower, allowed = experiment.metric, experiment.lower_is_better, run.allowed(method)
     shared = run.shared(found)
     picked = {who: run.choice(found, who, allowed) for who in ("global", "client")}

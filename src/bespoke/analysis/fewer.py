@@ -28,18 +28,21 @@ def parse_fractions(text: str) -> tuple[float, ...]:
     return tuple(sorted(fractions, reverse=True))
 
 
+def check_fewer(run: Finished) -> None:
+    by_support = not run.method.trains or run.method.choose == "support"
+    newcomers = run.stateful and run.experiment.split.kind == "cross-device"
+    if not (by_support or newcomers):
+        raise DoesNotApply(
+            f"--fewer-examples: the models of {run.path} ({run.method.name}) are made in training, not from examples "
+            "to adapt on; it applies to methods such as finetune"
+        )
+
+
 def fewer_examples(
     run: Finished, found: Candidates, fractions: tuple[float, ...]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(numbers, table of clients) with each fraction of the examples to adapt on."""
     method, experiment = run.method, run.experiment
-    by_support = not method.trains or method.choose == "support"
-    newcomers = run.stateful and experiment.split.kind == "cross-device"
-    if not (by_support or newcomers):
-        raise DoesNotApply(
-            f"--fewer-examples: the personal models of {run.path} ({method.name}) are made in training, not from "
-            "examples to adapt on; it applies to methods such as finetune"
-        )
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
     shared, chosen = run.shared(found), run.chosen()
     points, columns = [], []

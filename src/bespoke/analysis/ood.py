@@ -17,14 +17,17 @@ from bespoke.metrics.candidates import axes_of, named, settings_of
 from bespoke.selection import Choice, Floats, QueryScores
 
 
-def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(numbers, table of clients) of own rows against others' rows."""
-    names = found.names
-    if len(names) < 2:
+def check_ood(run: Finished) -> None:
+    if len(run.method.candidates()) < 2:
         raise DoesNotApply(
             f"--ood: {run.path} has one model for everyone ({run.method.name}); it needs a method that makes personal "
             "models, such as finetune"
         )
+
+
+def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) of own rows against others' rows."""
+    names = found.names
     query, population, seed = run.experiment.split.test.query, run.experiment.population, run.experiment.seed
     parts = {"others": Others.sample(query, rows, seed)}
     groups = len(population.groups)

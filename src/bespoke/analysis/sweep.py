@@ -38,24 +38,37 @@ def parse_sweep(text: str) -> tuple[str, str, tuple[Any, ...]]:
     return method, knob, tuple(values)
 
 
-def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(numbers, table of clients) for each value of a knob."""
+def check_sweep(run: Finished, text: str) -> None:
     name, knob, values = parse_sweep(text)
     method = run.method
     if name not in ("", method.name):
         raise DoesNotApply(f"--sweep {text}: the last stage of {run.path} is {method.name}, not {name}")
     if method.trains:
         raise DoesNotApply(
-            f"--sweep {text}: {method.name} is trained in rounds, which an analysis does not repeat; compare its "
-            "settings with `bespoke compare`, or sweep a method without rounds, such as finetune"
+            f"--sweep {text}: {run.path} ({method.name}) is trained in rounds, which an analysis does not repeat; "
+            "compare its settings with `bespoke compare`, or sweep a method without rounds, such as finetune"
         )
     knobs = [entry.name for entry in fields(method) if entry.name != "task"]
     if knob not in knobs:
         raise unknown("knob", knob, knobs, f"--sweep {text}")
-    axis = next((word for word in axes_of(found.names) if knob in (word, f"{word}s")), None)
-    known = sorted({settings_of(name)[axis] for name in found.names if axis in settings_of(name)}) if axis else []
-    if not values and not known:
+    if not values and len(_known(method.candidates(), _axis(method.candidates(), knob))) < 2:
         raise DoesNotApply(f"--sweep {text}: which values? {run.path} has tried one only; say --sweep {knob}=A,B,C")
+
+
+def _axis(names: tuple[str, ...], knob: str) -> str | None:
+    """The word by which candidates say this knob: 'lr' for lrs."""
+    return next((word for word in axes_of(names) if knob in (word, f"{word}s")), None)
+
+
+def _known(names: tuple[str, ...], axis: str | None) -> list[float]:
+    return sorted({settings_of(name)[axis] for name in names if axis in settings_of(name)}) if axis else []
+
+
+def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) for each value of a knob."""
+    _, knob, values = parse_sweep(text)
+    method, axis = run.method, _axis(found.names, knob)
+    known = _known(found.names, axis)
     sets = _candidate_sets(run, found, knob, axis, tuple(values or known), known)
     metric, lower = run.experiment.metric, run.experiment.lower_is_better
     shared = run.shared(found)
