@@ -147,7 +147,8 @@ def _made(run: Finished, job: _Job) -> dict[str, Any]:
     record = {
         "format": FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,
         "seed": experiment.seed, "metric": experiment.metric, "lower_is_better": experiment.lower_is_better,
-        "clients": len(run.clients), "protocol": experiment.split.kind, **numbers,
+        "clients": len(run.clients), "protocol": experiment.split.kind,
+        "trained": any(stage.rounds for stage in experiment.stages), **numbers,
     }  # fmt: skip
     record = jsonable(record, 8)
     place = run.path / "analysis"

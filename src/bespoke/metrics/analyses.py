@@ -85,11 +85,8 @@ def told(analysis: Analysis) -> list[str]:
 
 
 def starts_untrained(record: dict[str, Any]) -> bool:
-    """Whether the first candidate is a model that nobody has trained, such as the start of local training."""
-    shared, chosen = record["shared"]["own"], record["chosen"]["own"]
-    if not shared or not chosen:
-        return True
-    return shared > 2 * chosen if record["lower_is_better"] else shared < chosen / 2
+    """Whether the first candidate is a model that nobody has trained: the start of local training."""
+    return not record.get("trained", True)
 
 
 def _ood(analysis: Analysis) -> list[str]:
@@ -128,7 +125,11 @@ def _sweep(analysis: Analysis) -> list[str]:
         return [f"{record['knob']}: no value has a finite mean."]
     sign = 1.0 if record["lower_is_better"] else -1.0
     best = min(points, key=lambda p: sign * p["mean"])
-    gentle = min(points, key=lambda p: (p["hurt"], sign * p["mean"]))
+    # what diverges for some clients may well help the others: nobody would use it
+    sane = [
+        p for p in points if (p["mean"] <= 2 * best["mean"] if sign > 0 else 2 * p["mean"] >= best["mean"])
+    ] or points
+    gentle = min(sane, key=lambda p: (p["hurt"], sign * p["mean"]))
 
     def of(point: dict[str, Any]) -> str:
         value = f"{point['value']:g}" if isinstance(point["value"], int | float) else point["value"]

@@ -54,29 +54,28 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
                 "type": "scatter", "mode": "markers+text", "name": f"{_label(titles[analysis.label])}, {name}",
                 "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": False,
                 "text": [_label(titles[analysis.label]) if name == "chosen" else "shared model"],
-                "textposition": "top center",
+                "textposition": "top center" if name == "chosen" else "bottom center",
                 "marker": {"symbol": symbol, "size": 14, "color": "$ink" if name == "shared" else colour,
                            "line": {"width": 1.5, "color": "$ink"}},
                 "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
             })  # fmt: skip
     if not traces:
         return {}
+    x_range, far = _middle([x for trace in traces for x in trace["x"]])
+    y_range, high = _middle([y for trace in traces for y in trace["y"]])
     metric = metric_name(analyses[0].metric)
     title = {"others": "other clients' rows", "other groups": "rows of other groups"}[part]
     return {
         "data": traces,
+        "beyond": max(far, high),
         "label": f"{metric} on own rows against {title}",
         "height": 460,
         "layout": {
-            "xaxis": _axis(f"mean {metric} on own rows", zeroline=False, range=_range_of(traces, "x")),
-            "yaxis": _axis(f"mean {metric} on {title}", zeroline=False, range=_range_of(traces, "y")),
+            "xaxis": _axis(f"mean {metric} on own rows", zeroline=False, range=x_range),
+            "yaxis": _axis(f"mean {metric} on {title}", zeroline=False, range=y_range),
             "hovermode": "closest",
         },
     }
-
-
-def _range_of(traces: Sequence[dict[str, Any]], side: str) -> list[float]:
-    return _middle([value for trace in traces for value in trace[side]])
 
 
 def _spaced(points: int) -> list[int]:
@@ -86,13 +85,13 @@ def _spaced(points: int) -> list[int]:
     return sorted({0, *np.geomspace(1, points - 1, MOST_MARKS).round().astype(int).tolist()})
 
 
-def _middle(values: Sequence[float]) -> list[float]:
-    """A range with room at its ends; it is not ruled by what diverges, three times beyond what is common."""
-    low, high = float(np.min(values)), float(np.max(values))
-    common = float(np.median(np.abs(values)))
-    low, high = max(low, -3 * common), min(high, 3 * common)
+def _middle(values: Sequence[float]) -> tuple[list[float], int]:
+    """A range with room at its ends that is not ruled by what diverges, and how many values lie beyond it."""
+    numbers = np.asarray(values, dtype=float)
+    kept = numbers[np.abs(numbers) <= 2 * np.median(np.abs(numbers))]
+    low, high = float(kept.min()), float(kept.max())
     margin = 0.08 * ((high - low) or abs(high) or 1.0)
-    return jsonable([low - margin, high + margin], 5)
+    return jsonable([low - margin, high + margin], 5), len(numbers) - len(kept)
 
 
 def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles) -> tuple[Figure, Figure]:
@@ -146,7 +145,7 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
     metric, axis = metric_name(analysis.metric), str(record["axis"])
     values = [point["value"] for point in record["points"]]
     numeric = all(isinstance(value, int | float) for value in values)
-    logarithmic = numeric and min(values) > 0 and max(values) >= 20 * min(values)
+    logarithmic = numeric and min(values) > 0 and max(values) >= 8 * min(values) and len(values) <= 12
     x_axis = {"zeroline": False, **({"type": "log"} if logarithmic else {} if numeric else {"type": "category"})}
     if logarithmic:
         x_axis |= {"tickvals": values, "ticktext": [f"{value:g}" for value in values]}
@@ -165,12 +164,14 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
                 "hovertemplate": "%{y:.4g}" + (" %" if key == "hurt" else ""),
             })  # fmt: skip
         y_axis: dict[str, Any] = {"zeroline": False}
-        if key == "mean":
-            y_axis["range"] = _middle([p["mean"] for line in drawn for p in line["points"] if p["mean"] is not None])
+        beyond = 0
+        means = [p["mean"] for line in drawn for p in line["points"] if p["mean"] is not None]
+        if key == "mean" and means:
+            y_axis["range"], beyond = _middle(means)
         else:
             y_axis |= {"ticksuffix": " %", "rangemode": "tozero"}
         found.append({
-            "data": traces, "label": f"{title} over {axis}", "height": 340,
+            "data": traces, "label": f"{title} over {axis}", "height": 340, "beyond": beyond,
             "layout": {"xaxis": _axis(axis, **x_axis), "yaxis": _axis(title, **y_axis), "hovermode": "x unified"},
         })  # fmt: skip
     return found[0], found[1]
