@@ -10,7 +10,7 @@ import numpy as np
 from bespoke.metrics import clients as over
 from bespoke.metrics.candidates import settings_of
 from bespoke.metrics.clients import Cells, Run, Study
-from bespoke.metrics.summary import BEFORE, MethodSummary, Summary, with_before
+from bespoke.metrics.summary import BEFORE, COLLAPSED, MethodSummary, Summary, with_before
 from bespoke.metrics.text import count, listing, percent
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MUCH_HURT = 0.25
 SIZEABLE = 20  # test examples from which a client's own number is more than noise
-COLLAPSED = 0.95  # of clients in one cluster
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
 
 
