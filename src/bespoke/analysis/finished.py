@@ -202,11 +202,12 @@ class Finished:
         """What the clients would have without personalization: the value that makes "hurt".
 
         The first candidate; or, where that is nobody's model (local training, clusters), the run of fedavg of the same
-        seed that lies beside this one.
+        seed in the same comparison.
         """
         metric = self.experiment.metric
         sibling = self.path.parent / f"fedavg-seed{self.experiment.seed}"
-        if not self.method.after and sibling != self.path and (sibling / "result.json").exists():
+        compared = (self.path.parent.parent / "compare.json").exists()
+        if not self.method.after and compared and sibling != self.path and (sibling / "result.json").exists():
             import pandas as pd
 
             table = pd.read_parquet(sibling / "clients.parquet").set_index("client")

@@ -17,6 +17,7 @@ Styles = dict[str, Style]
 MOST_MARKS = 10  # of a curve: epochs that are marked
 MOST_GROUPS = 10  # that have a colour of their own
 PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
+STARS = {"solid": "star", "dash": "star-diamond", "dot": "star-square", "dashdot": "hexagram"}  # colours come again
 DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 
 
@@ -25,48 +26,17 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
     analyses = [analysis for analysis in analyses if part in analysis.record["shared"]]
     # a start that nobody has trained would only stretch the axes
     drawn = [analysis for analysis in analyses if not starts_untrained(analysis.record)]
-    alone = sum(bool(analysis.record["curves"]) for analysis in drawn) == 1  # then colours tell its curves apart
-    traces: list[dict[str, Any]] = []
-    for analysis in drawn:
-        record, title = analysis.record, titles[analysis.label]
-        for place, curve in enumerate(record["curves"]):
-            known = [k for k, pair in enumerate(zip(curve["own"], curve[part])) if None not in pair]
-            if len(known) < 2:
-                continue
-            marks = [known[i] for i in _spaced(len(known))]
-            name = f"{title}, {curve['name']}" if curve["name"] else title
-            colour = f"${PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour}"
-            traces.append({
-                "type": "scatter", "mode": "lines+markers", "name": _label(name),
-                "x": jsonable([curve["own"][k] for k in marks], 5), "y": jsonable([curve[part][k] for k in marks], 5),
-                "customdata": [f"{record['axis']} {curve['at'][k]:g}" for k in marks],
-                "line": {"color": colour, "width": 2, "dash": "solid" if alone else DASHES[place % len(DASHES)]},
-                "marker": {"size": [*([5] * (len(marks) - 1)), 10], "color": colour},
-                "hovertemplate": "%{customdata}<br>own %{x:.4g}, others %{y:.4g}",
-            })  # fmt: skip
-    for analysis in analyses:
-        record, colour = analysis.record, f"${styles[analysis.label].colour}"
-        for name, symbol in (("shared", "diamond-open"), ("chosen", "star")):
-            at = record[name]
-            if at["own"] is None or at[part] is None or (name == "shared" and analysis not in drawn):
-                continue
-            traces.append({
-                "type": "scatter", "mode": "markers+text", "name": f"{_label(titles[analysis.label])}, {name}",
-                "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": False,
-                "text": [_label(titles[analysis.label]) if name == "chosen" else "shared model"],
-                "textposition": "top center" if name == "chosen" else "bottom center",
-                "marker": {"symbol": symbol, "size": 14, "color": "$ink" if name == "shared" else colour,
-                           "line": {"width": 1.5, "color": "$ink"}},
-                "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
-            })  # fmt: skip
-    if not traces:
+    points = _ood_points(analyses, drawn, titles, styles, part)
+    if not points:
         return {}
-    x_range, far = _middle([x for trace in traces for x in trace["x"]])
-    y_range, high = _middle([y for trace in traces for y in trace["y"]])
+    curves = _ood_curves(drawn, titles, styles, part)
+    (x_range, far), (y_range, high) = (
+        _around([p[side][0] for p in points], [value for curve in curves for value in curve[side]]) for side in "xy"
+    )
     metric = metric_name(analyses[0].metric)
     title = {"others": "other clients' rows", "other groups": "rows of other groups"}[part]
     return {
-        "data": traces,
+        "data": [*curves, *points],
         "beyond": max(far, high),
         "label": f"{metric} on own rows against {title}",
         "height": 460,
@@ -76,6 +46,64 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
             "hovermode": "closest",
         },
     }
+
+
+def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str) -> list[dict[str, Any]]:
+    alone = sum(bool(analysis.record["curves"]) for analysis in drawn) == 1  # then colours tell its curves apart
+    traces = []
+    for analysis in drawn:
+        record, title = analysis.record, titles[analysis.label]
+        for place, curve in enumerate(record["curves"]):
+            known = [k for k, pair in enumerate(zip(curve["own"], curve[part])) if None not in pair]
+            if len(known) < 2:
+                continue
+            marks = [known[i] for i in _spaced(len(known))]
+            name = f"{title}, {curve['name']}" if curve["name"] else f"{title}, {record['axis']}"
+            colour = f"${PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour}"
+            traces.append({
+                "type": "scatter", "mode": "lines+markers", "name": _label(name),
+                "x": jsonable([curve["own"][k] for k in marks], 5), "y": jsonable([curve[part][k] for k in marks], 5),
+                "customdata": [f"{record['axis']} {curve['at'][k]:g}" for k in marks],
+                "line": {"color": colour, "width": 2, "dash": "solid" if alone else DASHES[place % len(DASHES)]},
+                "marker": {"size": [*([5] * (len(marks) - 1)), 10], "color": colour},
+                "hovertemplate": "%{customdata}<br>own %{x:.4g}, others %{y:.4g}",
+            })  # fmt: skip
+    return traces
+
+
+def _ood_points(
+    analyses: Sequence[Analysis], drawn: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str
+) -> list[dict[str, Any]]:
+    """The shared model, once, and what each method has chosen; few of them have their names beside them."""
+    start = sorted(drawn, key=lambda analysis: not analysis.record["curves"])[:1]  # where the curves begin
+    beside = len(analyses) <= 4
+    traces = []
+    for kind, which in (("shared", start), ("chosen", analyses)):
+        for analysis in which:
+            at, shared = analysis.record[kind], kind == "shared"
+            if at["own"] is None or at[part] is None:
+                continue
+            name = "shared model" if shared else titles[analysis.label]
+            traces.append({
+                "type": "scatter", "mode": "markers+text" if beside else "markers", "name": _label(name),
+                "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": not beside,
+                "text": [_label(name)], "textposition": "bottom center" if shared else "top center",
+                "marker": {"symbol": "diamond-open" if shared else STARS[styles[analysis.label].dash], "size": 14,
+                           "color": "$ink" if shared else f"${styles[analysis.label].colour}",
+                           "line": {"width": 1.5, "color": "$ink"}},
+                "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
+            })  # fmt: skip
+    return traces
+
+
+def _around(points: Sequence[float], curves: Sequence[float]) -> tuple[list[float], int]:
+    """A range around these points, as wide again on either side where curves reach there; how many lie beyond it."""
+    low, high = min(points), max(points)
+    wide = (high - low) or 0.1 * abs(high) or 1.0
+    near = [value for value in curves if low - wide <= value <= high + wide]
+    low, high = min([low, *near]), max([high, *near])
+    margin = 0.1 * ((high - low) or wide)
+    return jsonable([low - margin, high + margin], 5), len(curves) - len(near)
 
 
 def _spaced(points: int) -> list[int]:
