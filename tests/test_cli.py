@@ -394,3 +394,28 @@ def test_the_table_in_a_folder_of_any_name(here: Path) -> None:
     )  # fmt: skip
     assert told.code == 0, told.err
     assert f"Report: {folder}/out/report.html" in told.out
+
+
+def test_compare_with_a_rule_of_acceptance(here: Path) -> None:
+    write_csv(here / "t.csv", plain_table())
+    columns = ("t.csv", "--client", "client", "--target", "y", "--methods", "fedavg,finetune", *FEW, "--json")
+    done = bespoke("compare", *columns, "--accept", "margin=0.5,min_examples=3")
+    assert done.code == 0, done.err
+    rule, *others = json.loads(done.out)["accepted"]
+    assert (rule["rule"], rule["margin"], rule["min_examples"], others) == ("as asked", 0.5, 3, [])
+    for wrong, words in (("margin", "form margin=0.02"), ("margin=-1", "margin"), ("gain=2", "unknown key")):
+        refused(bespoke("compare", *columns, "--accept", wrong, "--out", "other"), "--accept", words)
+
+
+def test_a_run_with_a_rule_of_acceptance(experiment: Path) -> None:
+    """Nobody has a million examples: everyone keeps the shared model, in the results and in what is exported."""
+    text = experiment.read_text() + "\naccept = { min_examples = 1000000 }\n"
+    experiment.write_text(text)
+    assert bespoke("run", experiment, "--out", "kept").code == 0
+    result = json.loads(Path("kept/result.json").read_text())
+    assert result["accept"]["accepted"] == 0
+    clients = pd.read_parquet("kept/clients.parquet")
+    metric = result["metric"]
+    assert (clients[f"query_{metric}"] == clients[f"baseline_{metric}"]).all()
+    experiment.write_text(text.replace("{ min_examples = 1000000 }", "3"))
+    refused(bespoke("run", experiment, "--out", "other"), "accept", "min_examples, margin, or both")

@@ -192,6 +192,14 @@ def compare(
     ] = "cross-silo",
     model: Annotated[str, typer.Option(metavar="NAME", help="auto, linear, logistic, svm, mlp, cnn or lstm.")] = "auto",
     tune: Annotated[bool, typer.Option(metavar="", help="Choose learning rates on validation data.")] = True,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="When a client takes its personal model: margin=0.02 (gain on its own validation rows), "
+            "min_examples=20, or both with a comma (default: the report tries both).",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
@@ -228,6 +236,7 @@ def compare(
     }
     if metric:
         base["metric"] = metric
+    rule = _rule(accept)
     names = tuple(_listed(methods))
     if not names:
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
@@ -240,9 +249,27 @@ def compare(
         with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison(
                 base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop,
-                jobs=jobs,
+                jobs=jobs, accept=rule,
             ).run()  # fmt: skip
         _report([folder], folder / "report.html", as_json)
+
+
+def _rule(text: str | None) -> dict[str, Any]:
+    """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
+    from bespoke.config import check_acceptance
+    from bespoke.errors import UserError
+
+    if text is None:
+        return {}
+    rule: dict[str, Any] = {}
+    for part in _listed(text):
+        name, _, value = part.partition("=")
+        try:
+            rule[name.strip()] = int(value) if name.strip() == "min_examples" else float(value)
+        except ValueError:
+            raise UserError(f"--accept {text}: {part!r} is not of the form margin=0.02 or min_examples=20") from None
+    check_acceptance(rule, "--accept")
+    return rule
 
 
 def _command() -> str:
