@@ -11,9 +11,10 @@ import json
 from pathlib import Path
 
 from bespoke.errors import UserError
+from bespoke.metrics.clusters import Clusters, clusters_of
 from bespoke.metrics.concerns import concerns
 from bespoke.metrics.motley import markdown, motley_lines
-from bespoke.metrics.summary import read, summarize_study
+from bespoke.metrics.summary import Summary, read, summarize_study
 
 HEADER = """# Results
 
@@ -45,9 +46,51 @@ def section(folder: Path) -> str:
         markdown(motley_lines(study, table, summary, found)),
     ]
     lines += [f"\n{note}" for note in expected.get("differs", [])]
+    lines += acceptance(summary)
+    lines += clusters(clusters_of(table))
     if found:
         lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
     return "\n".join(lines)
+
+
+def acceptance(summary: Summary) -> list[str]:
+    """What rules for taking one's personal model do, for every method."""
+    if not summary.accepted:
+        return []
+    rows = [
+        f"| {summary.method(rule.label).title} | {rule.rule}"
+        f"{f' (≥ {rule.min_examples:.0f})' if rule.min_examples is not None else ''} | {100 * rule.taken.value:.1f} % "
+        f"| {100 * rule.plain_hurt.value:.1f} % | {100 * rule.hurt.value:.1f} % "
+        f"| {rule.plain_mean.value:.5f} | {rule.mean.value:.5f} | {rule.verdict} |"
+        for rule in summary.accepted
+    ]
+    return [
+        "",
+        "Acceptance: clients keep the baseline's model unless a rule that looks at validation data alone allows theirs.",
+        "",
+        "| method | a client takes its model if it | clients that do | hurt without | hurt with "
+        "| mean without | mean with | verdict |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        *rows,
+    ]
+
+
+def clusters(found: list[Clusters]) -> list[str]:
+    """What clusters hold of known groups (Figure 6d), where there are any."""
+    lines = []
+    for one in found:
+        if one.agreement is None:
+            continue
+        index = ", ".join(f"{value:.2f}" for value in one.agreement.by_seed)
+        lines += [
+            "",
+            f"{one.label}: clusters against known groups, adjusted Rand index by seed: {index}. Clients, seed {one.seed}:",
+            "",
+            f"| group | {' | '.join(one.names)} |",
+            f"| --- |{' ---: |' * len(one.names)}",
+            *(f"| {group} | {' | '.join(map(str, row))} |" for group, row in zip(one.groups, one.counts)),
+        ]
+    return lines
 
 
 def main() -> None:

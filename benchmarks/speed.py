@@ -38,6 +38,8 @@ TOLERANCE = 1e-3
 """Largest relative error of a peer's update: float32 rounding in another order stays well below."""
 TURN_SECONDS = 0.5
 """A peer's turn is one round, or as many as fit in this: short rounds are too noisy one by one."""
+MOST_ROUNDS = 500
+"""Rounds asked for at once."""
 PATIENCE_SECONDS = 600.0
 
 
@@ -264,9 +266,12 @@ class Race:
             process.ask(cmd="reset")
             process.ask(cmd="round", clients=self.workload.cohort(0)[: 2 * CORES], return_update=None)  # to wake up
             while seconds < TURN_SECONDS:
-                number += 1
-                cohort = self.workload.cohort(1000 * (repetition + 1) + number)
-                answer = process.ask(cmd="round", clients=cohort, return_update=None)
+                # one round to know how long it takes, then as many as fit, back to back as in training
+                fit = int((TURN_SECONDS - seconds) / (seconds / number)) if number else 1
+                numbers = range(number + 1, number + 1 + min(max(fit, 1), MOST_ROUNDS))
+                cohorts = [self.workload.cohort(1000 * (repetition + 1) + n) for n in numbers]
+                answer = process.ask(cmd="rounds", cohorts=cohorts)
+                number += len(cohorts)
                 clients, seconds = clients + answer["clients"], seconds + answer["seconds"]
                 result.peak_mb = max(result.peak_mb, answer["peak_rss_mb"])
         result.rates.append(clients / seconds)

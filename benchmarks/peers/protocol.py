@@ -3,6 +3,7 @@
     {"cmd": "load", "workload": path}  ->  {"ready": true, "startup_seconds": s, "version": text}
     {"cmd": "round", "clients": [...], "return_update": path or null}
                                        ->  {"seconds": s, "clients": n, "peak_rss_mb": m}
+    {"cmd": "rounds", "cohorts": [[...], ...]}   rounds back to back, as in training; the answer is that of "round"
     {"cmd": "reset"}                   ->  {"reset": true}
     {"cmd": "quit"}                    ->  {"bye": true}
 
@@ -117,6 +118,8 @@ def serve(make_peer: Callable[[], PeerProtocol], commands: IO[str], answers: IO[
                     answer(ready=True, startup_seconds=processes.seconds_since_start(), version=peer.version)
                 case "round":
                     answer(**_round(peer, command["clients"], command.get("return_update")))
+                case "rounds":
+                    answer(**_rounds(peer, command["cohorts"]))
                 case "reset":
                     peer.reset()
                     answer(reset=True)
@@ -130,6 +133,14 @@ def serve(make_peer: Callable[[], PeerProtocol], commands: IO[str], answers: IO[
     if peer is not None:
         peer.close()
     answer(bye=True)
+
+
+def _rounds(peer: PeerProtocol, cohorts: list[list[int]]) -> dict[str, float]:
+    start = time.perf_counter()
+    for clients in cohorts:
+        peer.round(clients)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "clients": sum(map(len, cohorts)), "peak_rss_mb": processes.peak_rss_mb(os.getpid())}
 
 
 def _round(peer: PeerProtocol, clients: list[int], update_path: str | None) -> dict[str, float]:

@@ -18,7 +18,7 @@ from typing import Any
 from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.engines.engine import Choice as EngineChoice
-from bespoke.entries import Entry
+from bespoke.entries import Entry, title
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import check_stages_fit, load_population, resolved
 from bespoke.jobs import Job, Jobs
@@ -276,7 +276,7 @@ def describe(method: Method) -> dict[str, Any]:
     """What a method does, what travels, what stays private: read off its declarations."""
     return {
         "name": method.name,
-        "title": type(method).__name__,
+        "title": title(type(method)),
         "summary": (method.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "down": method.downlink,

@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def title(self) -> str:
-        return self.method.__name__ if self.label == self.method.name else self.label
+        return title(self.method) if self.label == self.method.name else self.label
 
     @property
     def after(self) -> str:
@@ -68,6 +68,11 @@ class Entry:
             common = {knob: own[knob] for knob in (entry.name for entry in fields(kind)) if knob in own}
             before.append({**({"rounds": rounds} if kind.trains else {}), **common, **stage})
         return [*before, own]
+
+
+def title(method: type[Method]) -> str:
+    """How a method is called in print: the name of its class, unless it says otherwise."""
+    return getattr(method, "title", method.__name__)
 
 
 def check_entries(entries: dict[str, dict[str, Any]], where: str) -> None:

@@ -43,6 +43,11 @@ def scale(a: Any, factor: float | Tensor) -> Any:
     return tree_map(lambda leaf: leaf * factor, a)
 
 
+def scale_(a: Any, factor: Tensor) -> Any:
+    """scale, into the memory of a: for large trees that were just made."""
+    return tree_map(lambda leaf: leaf.mul_(factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim()))), a)
+
+
 def add_scaled(a: Any, b: Any, factor: float | Tensor) -> Any:
     """a + factor * b."""
     return tree_map(lambda x, y: x + factor * y, a, b)

@@ -187,7 +187,9 @@ class Host:
         """Add what a chunk sent to the sums; leave out clients whose update is not finite."""
         result.bytes_up += nbytes(up)
         uplink = self.work.method.uplink
-        sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
+        # a single client's update is added where it lies; what begins the sums has to be memory of its own
+        alone = len(clients) == 1 and result.sums is not None
+        sums = {name: tree_map(lambda leaf: leaf[0] if alone else leaf.sum(0), value) for name, value in up.items()}
         # one look at the sums tells whether any client is not finite; only then look at each
         good = clients
         if not all(math.isfinite(float(leaf.sum())) for leaf in leaves([sums, private])):

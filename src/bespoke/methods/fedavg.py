@@ -15,7 +15,7 @@ from torch import Tensor
 from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.server_optimizer import ServerOptimizer
-from bespoke.tensors import Params, Tree, scale, subtract
+from bespoke.tensors import Params, Tree, scale, scale_, subtract
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FedAvg(Method):
     def change(self, trained: Params, start: Params, batches: Batches) -> Tree:
         """What a client sends: its weighted change, and the weight."""
         weight = self.weight(batches)
-        return {"delta": scale(subtract(trained, start), weight), "weight": weight}
+        return {"delta": scale_(subtract(trained, start), weight), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())

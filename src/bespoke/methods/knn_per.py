@@ -44,6 +44,7 @@ class KNNPer(Method):
     choose: Literal["global", "client"] = knob("global", "who chooses the mix: all clients together, or each client")
 
     name = "knn-per"
+    title = "kNN-Per"
     paper = "Marfoq et al., ICML 2022"
     private = {"memory": "features and targets of the client's own rows"}
     personal = "the shared model and a memory of the client's own rows"

@@ -18,6 +18,7 @@ class MRMTL(PrivateModel):
     """A private model on each client, pulled to the mean of all of them."""
 
     name = "mr-mtl"
+    title = "MR-MTL"
     paper = "Liu et al., NeurIPS 2022; Evgeniou and Pontil, KDD 2004"
     downlink = {"params": "the mean of the clients' models"}
     personal = "a private model, trained on the client's own rows and pulled to the mean of all private models"
