@@ -66,7 +66,7 @@ def acceptance(summary: Summary) -> list[str]:
     ]
     return [
         "",
-        "Acceptance: clients keep the baseline's model unless a rule that looks at validation data alone allows theirs.",
+        "Acceptance: clients keep the baseline's model unless a rule, made on validation data alone, allows theirs.",
         "",
         "| method | a client takes its model if it | clients that do | hurt without | hurt with "
         "| mean without | mean with | verdict |",
@@ -84,7 +84,7 @@ def clusters(found: list[Clusters]) -> list[str]:
         index = ", ".join(f"{value:.2f}" for value in one.agreement.by_seed)
         lines += [
             "",
-            f"{one.label}: clusters against known groups, adjusted Rand index by seed: {index}. Clients, seed {one.seed}:",
+            f"{one.label}: clusters against known groups, adjusted Rand index by seed: {index}. Seed {one.seed}:",
             "",
             f"| group | {' | '.join(one.names)} |",
             f"| --- |{' ---: |' * len(one.names)}",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke.models.networks import Network
+from bespoke.models.token_loss import head_loss
 from bespoke.tensors import Params
 
 Gradient = Literal["fused", "closed-form", "func", "autograd"]
@@ -235,8 +236,13 @@ class LanguageModel(BaseTask):
 
     def loss(self, params: Params, batch: Params) -> Tensor:
         tokens = self._tokens(batch)
-        losses = self._losses(self.predict(params, batch), batch["y"])
-        return self._penalized((losses * tokens).sum() / tokens.sum().clamp(min=1.0), params)
+        count = tokens.sum().clamp(min=1.0)
+        if self.how == "autograd" and "head.weight" in params:  # in place, which torch.func cannot do
+            items = self.features(params, batch).flatten(0, 1), params["head.weight"], params.get("head.bias")
+            total = head_loss(*items, batch["y"].long().flatten(), tokens.flatten())
+        else:
+            total = (self._losses(self.predict(params, batch), batch["y"]) * tokens).sum()
+        return self._penalized(total / count, params)
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         tokens = self._tokens(batch)

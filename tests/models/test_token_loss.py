@@ -1,0 +1,44 @@
+"""The loss over a vocabulary in place: the same numbers and the same gradients as by the textbook."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bespoke.models import token_loss
+from bespoke.models.networks import LSTM
+from bespoke.models.task import LanguageModel
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("block", [1, 20, 10_000])
+def test_loss_and_gradients_are_cross_entropys(biased: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_loss, "IN_CACHE", block)
+    torch.manual_seed(0)
+    features, head, bias = torch.randn(9, 4), torch.randn(7, 4), torch.randn(7)
+    targets, weights = torch.randint(7, (9,)), torch.tensor([1.0, 0, 2, 1, 0, 1, 0.5, 1, 1])
+    leaves = [leaf.requires_grad_() for leaf in ((features, head, bias) if biased else (features, head))]
+    own = 3 * token_loss.head_loss(features, head, bias if biased else None, targets, weights)
+    each = F.cross_entropy(features @ head.T + (bias if biased else 0), targets, reduction="none")
+    textbook = 3 * (each * weights).sum()
+    torch.testing.assert_close(own, textbook)
+    for found, expected in zip(torch.autograd.grad(own, leaves), torch.autograd.grad(textbook, leaves)):
+        torch.testing.assert_close(found, expected)
+
+
+def test_padding_and_empty_batches() -> None:
+    """Two sequences, the second half padded and masked out: looped and functional gradients agree, and are finite."""
+    task = LanguageModel(LSTM(11, embedding=3, hidden=5, layers=1), padding=0)
+    params = task.init(0)
+    x, y = torch.randint(1, 11, (2, 6)), torch.randint(1, 11, (2, 6))
+    y[1, 3:] = 0
+    for mask in (torch.ones(2), torch.tensor([1.0, 0.0]), torch.zeros(2)):
+        batch = {"x": x, "y": y, "mask": mask}
+        looped, textbook = task.gradient(params, batch), {}
+        plain = task.differentiated("func")
+        live = {name: p.clone().requires_grad_() for name, p in params.items()}
+        grads = torch.autograd.grad(plain.loss(live, batch), list(live.values()))
+        textbook = dict(zip(live, grads))
+        for name in params:
+            torch.testing.assert_close(looped[name], textbook[name])
