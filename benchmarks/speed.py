@@ -304,8 +304,9 @@ per second. All peers compute the same update from the same tensors, which is ch
 thread; `centralised` is SGD over the same minibatches on one model with two threads, without any federation.
 
 A peer's turn is one round, or as many as fit in half a second, back to back. Clients/s is the median over turns, with
-the range. The ratio is that of bespoke to the peer, and the target the least that it should be. The first round includes
-compilation where there is any; it is not in the median. Memory is the sum of the peaks of all processes of a peer.
+the range. The ratio is that of bespoke to the peer, and the target the least that it should be. The first round
+includes compilation where there is any; it is not in the median. Memory is the sum of the peaks of all processes of a
+peer.
 
 - Machine: {machine()}
 - Turns for each peer: {report.repeats}
