@@ -15,9 +15,7 @@ import torch
 from bespoke import api
 from bespoke.comparison import caution
 from bespoke.config import checked
-from bespoke.data.population import Population
-from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders, Sliced
+from bespoke.engines.batches import Orders
 from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
@@ -25,45 +23,16 @@ from bespoke.experiments import build
 from bespoke.method import Cohort, Method, Setting
 from bespoke.methods import MRMTL, Ditto, FedAvg, Mocha
 from bespoke.methods.descend import descend
-from bespoke.models.networks import Linear
-from bespoke.models.task import Regression
-from bespoke.tensors import Params, Tree
+from bespoke.tensors import Tree
+from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from command import plain_table
 from small_worlds import BATCH, SIZES, World, world
 
-TASK = Regression(Linear(1))
-ZERO = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
 CHOICES = {
     "loop": Choice(False, 1, 0, 1, "autograd", ""),
     "func": Choice(True, 3, 0, 1, "func", ""),
     "fused": Choice(True, 64, 0, 1, "fused", ""),
 }
-
-
-def batches_of(x: list[float], y: list[float], made: Method, key: int = 1) -> Sliced:
-    columns = {"x": torch.tensor(x)[:, None], "y": torch.tensor(y)}
-    population = Population.build(columns, np.repeat(["a"], len(x)))
-    return Orders.draw(everything(population), np.array([0]), made.batching(), key).sliced(0)
-
-
-def numbers(params: Params) -> tuple[float, float]:
-    return params["weight"].item(), params["bias"].item()
-
-
-def rounds(made: Method, batches: dict[int, Sliced], times: int) -> tuple[Tree, dict[int, Tree]]:
-    """Some rounds of these clients by hand: the server's state and everyone's private state."""
-    server = made.init_server(ZERO, Setting(0, len(batches)))
-    private = {client: made.init_private(ZERO) for client in batches}
-    for _ in range(times):
-        sent = []
-        for client, mine in batches.items():
-            down = {**made.broadcast(server), **made.unicast(server, client)}
-            private[client], up = made.client_round(down, private[client], mine)
-            sent.append(up)
-        sums = {n: torch.utils._pytree.tree_map(lambda *a: sum(a), *[up[n] for up in sent]) for n in sent[0]}
-        each = {n: torch.utils._pytree.tree_map(lambda *a: torch.stack(a), *[up[n] for up in sent]) for n in sent[0]}
-        server = made.server_round(server, Cohort(sums, each, tuple(batches)))
-    return server, private
 
 
 # -- Ditto -------------------------------------------------------------------------------------------------------------
