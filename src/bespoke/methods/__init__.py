@@ -13,11 +13,15 @@ from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
+from bespoke.methods.pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (FedAvg, FedProx, Local, FineTune, KNNPer, Ensemble, HypCluster, Ditto, MRMTL, Mocha)
-}
+    for method in (
+        FedAvg, FedProx, Local, FineTune, KNNPer, Ensemble, HypCluster, Ditto, MRMTL, PFedMe,
+        Mocha,
+    )
+}  # fmt: skip
 
 __all__ = [
     "METHODS",
@@ -31,4 +35,5 @@ __all__ = [
     "KNNPer",
     "Local",
     "Mocha",
+    "PFedMe",
 ]
