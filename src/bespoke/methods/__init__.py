@@ -13,12 +13,13 @@ from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
+from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedme import PFedMe
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        FedAvg, FedProx, Local, FineTune, KNNPer, Ensemble, HypCluster, Ditto, MRMTL, PFedMe,
+        FedAvg, FedProx, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe,
         Mocha,
     )
 }  # fmt: skip
@@ -36,4 +37,5 @@ __all__ = [
     "Local",
     "Mocha",
     "PFedMe",
+    "PerFedAvg",
 ]
