@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bespoke.method import Method
+from bespoke.methods.apfl import APFL
 from bespoke.methods.ditto import Ditto
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
@@ -19,12 +20,13 @@ from bespoke.methods.pfedme import PFedMe
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        FedAvg, FedProx, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe,
+        FedAvg, FedProx, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
         Mocha,
     )
 }  # fmt: skip
 
 __all__ = [
+    "APFL",
     "METHODS",
     "MRMTL",
     "Ditto",
