@@ -21,7 +21,7 @@ from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.experiments import build
 from bespoke.method import Cohort, Method, Setting
-from bespoke.methods import MRMTL, Ditto, FedAvg, Mocha
+from bespoke.methods import APFL, MRMTL, Ditto, FedAvg, Mocha
 from bespoke.methods.descend import descend
 from bespoke.tensors import Tree
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
@@ -144,10 +144,11 @@ def test_a_client_that_never_trained_makes_its_model_on_its_own_rows(kind: type[
     assert all(torch.equal(found[name], leaf[0]) for name, leaf in kept.items())
 
 
-@pytest.mark.parametrize("kind", [Ditto, MRMTL, Mocha])
+@pytest.mark.parametrize("kind", [Ditto, MRMTL, Mocha, APFL])
 def test_engines_agree_on_newcomers_beside_trained_clients(kind: type[Method]) -> None:
     place = world("linear")
-    made = kind(place.task, lr=0.1, lam=0.6, batch_size=BATCH)  # type: ignore[call-arg]
+    knobs: Any = {"lr": 0.1, "batch_size": BATCH, **({"lam": 0.6} if kind is not APFL else {})}
+    made = kind(place.task, **knobs)
     clients, scores = place.split.test.query.clients, {}
     for name, choice in CHOICES.items():
         engine, server = _after_one_round(made, place, choice)
@@ -251,7 +252,7 @@ def test_mocha_takes_linear_models_of_few_clients(tmp_path: Path, monkeypatch: p
         build(checked(_settings(tmp_path, "mocha"), "test"))
 
 
-@pytest.mark.parametrize("method", ["ditto", "mr-mtl", "mocha"])
+@pytest.mark.parametrize("method", ["ditto", "mr-mtl", "mocha", "apfl", "scaffold"])
 def test_a_word_of_caution_where_clients_seldom_or_never_train(tmp_path: Path, method: str) -> None:
     assert caution(build(checked(_settings(tmp_path, method), "test"))) == ""
     sampled = caution(build(checked(_settings(tmp_path, method, cohort={"size": 5}), "test")))

@@ -16,11 +16,12 @@ from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
 from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedme import PFedMe
+from bespoke.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        FedAvg, FedProx, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
+        FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
         Mocha,
     )
 }  # fmt: skip
@@ -40,4 +41,5 @@ __all__ = [
     "Mocha",
     "PFedMe",
     "PerFedAvg",
+    "Scaffold",
 ]
