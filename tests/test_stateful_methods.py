@@ -15,55 +15,24 @@ import torch
 from bespoke import api
 from bespoke.comparison import caution
 from bespoke.config import checked
-from bespoke.data.population import Population
-from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders, Sliced
+from bespoke.engines.batches import Orders
 from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.experiments import build
 from bespoke.method import Cohort, Method, Setting
-from bespoke.methods import MRMTL, Ditto, FedAvg, Mocha
+from bespoke.methods import APFL, MRMTL, Ditto, FedAvg, Mocha
 from bespoke.methods.descend import descend
-from bespoke.models.networks import Linear
-from bespoke.models.task import Regression
-from bespoke.tensors import Params, Tree
+from bespoke.tensors import Tree
+from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from command import plain_table
 from small_worlds import BATCH, SIZES, World, world
 
-TASK = Regression(Linear(1))
-ZERO = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
 CHOICES = {
     "loop": Choice(False, 1, 0, 1, "autograd", ""),
     "func": Choice(True, 3, 0, 1, "func", ""),
     "fused": Choice(True, 64, 0, 1, "fused", ""),
 }
-
-
-def batches_of(x: list[float], y: list[float], made: Method, key: int = 1) -> Sliced:
-    columns = {"x": torch.tensor(x)[:, None], "y": torch.tensor(y)}
-    population = Population.build(columns, np.repeat(["a"], len(x)))
-    return Orders.draw(everything(population), np.array([0]), made.batching(), key).sliced(0)
-
-
-def numbers(params: Params) -> tuple[float, float]:
-    return params["weight"].item(), params["bias"].item()
-
-
-def rounds(made: Method, batches: dict[int, Sliced], times: int) -> tuple[Tree, dict[int, Tree]]:
-    """Some rounds of these clients by hand: the server's state and everyone's private state."""
-    server = made.init_server(ZERO, Setting(0, len(batches)))
-    private = {client: made.init_private(ZERO) for client in batches}
-    for _ in range(times):
-        sent = []
-        for client, mine in batches.items():
-            down = {**made.broadcast(server), **made.unicast(server, client)}
-            private[client], up = made.client_round(down, private[client], mine)
-            sent.append(up)
-        sums = {n: torch.utils._pytree.tree_map(lambda *a: sum(a), *[up[n] for up in sent]) for n in sent[0]}
-        each = {n: torch.utils._pytree.tree_map(lambda *a: torch.stack(a), *[up[n] for up in sent]) for n in sent[0]}
-        server = made.server_round(server, Cohort(sums, each, tuple(batches)))
-    return server, private
 
 
 # -- Ditto -------------------------------------------------------------------------------------------------------------
@@ -175,10 +144,11 @@ def test_a_client_that_never_trained_makes_its_model_on_its_own_rows(kind: type[
     assert all(torch.equal(found[name], leaf[0]) for name, leaf in kept.items())
 
 
-@pytest.mark.parametrize("kind", [Ditto, MRMTL, Mocha])
+@pytest.mark.parametrize("kind", [Ditto, MRMTL, Mocha, APFL])
 def test_engines_agree_on_newcomers_beside_trained_clients(kind: type[Method]) -> None:
     place = world("linear")
-    made = kind(place.task, lr=0.1, lam=0.6, batch_size=BATCH)  # type: ignore[call-arg]
+    knobs: Any = {"lr": 0.1, "batch_size": BATCH, **({"lam": 0.6} if kind is not APFL else {})}
+    made = kind(place.task, **knobs)
     clients, scores = place.split.test.query.clients, {}
     for name, choice in CHOICES.items():
         engine, server = _after_one_round(made, place, choice)
@@ -282,7 +252,7 @@ def test_mocha_takes_linear_models_of_few_clients(tmp_path: Path, monkeypatch: p
         build(checked(_settings(tmp_path, "mocha"), "test"))
 
 
-@pytest.mark.parametrize("method", ["ditto", "mr-mtl", "mocha"])
+@pytest.mark.parametrize("method", ["ditto", "mr-mtl", "mocha", "apfl", "scaffold"])
 def test_a_word_of_caution_where_clients_seldom_or_never_train(tmp_path: Path, method: str) -> None:
     assert caution(build(checked(_settings(tmp_path, method), "test"))) == ""
     sampled = caution(build(checked(_settings(tmp_path, method, cohort={"size": 5}), "test")))

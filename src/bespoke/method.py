@@ -31,9 +31,7 @@ class Task(Protocol):  # data joined with a model; knows nothing of federation: 
 
 
 @dataclass(frozen=True)
-class Batching:
-    """How a client's rows become minibatches."""
-
+class Batching:  # how a client's rows become minibatches
     size: int = 32
     epochs: int = 1
     _: KW_ONLY
@@ -71,6 +69,7 @@ class Cohort:
 class Setting:  # what the server knows before the first round
     seed: int = 0
     clients: int = 0  # numbered from 0
+    training: int = 0  # of these, how many may take part in rounds; cross-device holds some out
 
 
 def knob(default: Any, doc: str, **bounds: Any) -> Any:

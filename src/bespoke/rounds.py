@@ -95,7 +95,8 @@ class Experiment:
 
     def setting(self, place: int) -> Setting:
         """What the server knows before the first round of a stage."""
-        return Setting(int(mix("stage", self.seed, place)) & 0x7FFFFFFF, len(self.population))
+        seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
+        return Setting(seed, len(self.population), len(self.split.train.clients))
 
 
 @dataclass

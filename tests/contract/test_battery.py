@@ -49,7 +49,7 @@ CLIP = (Clip(0.5),)  # of the order of the updates: it bites on some clients and
 TRANSFORMS = {"plain": (), "clip": CLIP}
 
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
-ELSEWHERE = ("fedavg", "fedprox", "finetune", "knn-per", "hypcluster", "ditto", "offsets")
+ELSEWHERE = ("fedavg", "fedprox", "scaffold", "finetune", "knn-per", "per-fedavg", "hypcluster", "ditto", "offsets")
 HEAVY = ("fedavg", "hypcluster", "ditto", "knn-per")  # convolutions and recurrences: slow, nothing new in the others
 
 
@@ -119,6 +119,26 @@ def test_momentum_and_uniform_weights_agree() -> None:
 def test_all_ways_of_clustering_agree(name: str, knobs: dict[str, str]) -> None:
     place = known_world(name)
     made = method_of(HypCluster, place, **knobs)
+    with Engine(place.population, LOOP) as engine:
+        expected = play(engine, place, made)
+    for engine_name in ("func, chunk 3", *(("fused, chunk 64",) if place.linear else ())):
+        with Engine(place.population, CHOICES[engine_name]) as engine:
+            assert_same(play(engine, place, made), expected)
+
+
+@pytest.mark.parametrize(
+    ("method", "knobs"),
+    [
+        ("scaffold", {"option": "I"}),
+        ("per-fedavg", {"variant": "hessian-free"}),
+        ("apfl", {"adapt": "round"}),
+        ("apfl", {"adapt": "never"}),
+    ],
+)
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+def test_variants_agree(name: str, method: str, knobs: dict[str, str]) -> None:
+    place = known_world(name)
+    made = method_of(METHODS[method], place, **knobs)
     with Engine(place.population, LOOP) as engine:
         expected = play(engine, place, made)
     for engine_name in ("func, chunk 3", *(("fused, chunk 64",) if place.linear else ())):

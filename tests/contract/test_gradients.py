@@ -149,25 +149,40 @@ def share_of(stacked: Stacked, client: int) -> Stacked:
 @given(
     kind=st.sampled_from(KINDS), sizes=sizes, inputs=st.integers(1, 5), seed=st.integers(0, 2**16),
     batching=batchings, l2=decays, decay=decays, pull=st.sampled_from([None, 0.3]),
-    momentum=st.sampled_from([0.0, 0.0, 0.9]),
+    drifts=st.booleans(), momentum=st.sampled_from([0.0, 0.0, 0.9]),
 )  # fmt: skip
 @settings(max_examples=100)
 def test_descents_agree(
     kind: str, sizes: tuple[int, ...], inputs: int, seed: int, batching: Batching, l2: float, decay: float,
-    pull: float | None, momentum: float,
+    pull: float | None, drifts: bool, momentum: float,
 ) -> None:  # fmt: skip
-    """A loop of autograd steps = vectorized closed form = compiled descent: masks, decay, FedProx's pull, drop_last."""
+    """A loop of autograd steps = vectorized closed form = compiled descent: masks, decay, pull, drift, drop_last."""
     population = population_for(kind, sizes, inputs, seed)
     orders = Orders.draw(everything(population), np.arange(len(sizes)), batching, key=seed)
     task = task_of(kind, inputs, l2)
     start = task.init(seed)
     anchor = None if pull is None else task.init(seed + 1)
-    terms = {"lr": 0.05, "weight_decay": decay, "anchor": anchor, "pull": pull or 0.0, "momentum": momentum}
+    drift = task.init(seed + 2) if drifts else None
+    terms = {
+        "lr": 0.05, "weight_decay": decay, "anchor": anchor, "pull": pull or 0.0, "drift": drift, "momentum": momentum,
+    }  # fmt: skip
     expected = one_by_one(task.differentiated("autograd"), orders, start, **terms)
     for how in ("closed-form", "fused"):
         found = at_once(task.differentiated(how), orders, start, **terms)
         for place, model in enumerate(expected):
             close({name: leaf[place] for name, leaf in found.items()}, model, 2e-5)
+
+
+def test_drift_by_hand() -> None:
+    """One row x = 1, y = 1 from zero: slopes -1 and -1; with drifts 0.5 and -2 and lr 0.1: 0.1 * 0.5 and 0.1 * 3."""
+    columns = {"x": torch.ones(1, 1), "y": torch.ones(1)}
+    orders = Orders.draw(everything(Population.build(columns, np.array(["a"]))), np.array([0]), Batching(), key=1)
+    task = Regression(Linear(1))
+    drift = {"weight": torch.tensor([[0.5]]), "bias": torch.tensor([-2.0])}
+    for how, batches in (("autograd", orders.sliced(0)), ("fused", share_of(orders.stacked(np.array([0])), 0))):
+        found = descend(task.differentiated(how), task.init(0), batches, lr=0.1, drift=drift)
+        assert found["weight"].item() == pytest.approx(0.05)
+        assert found["bias"].item() == pytest.approx(0.3)
 
 
 def test_fused_without_vmap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bespoke.method import Method
+from bespoke.methods.apfl import APFL
 from bespoke.methods.ditto import Ditto
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
@@ -13,13 +14,20 @@ from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
+from bespoke.methods.per_fedavg import PerFedAvg
+from bespoke.methods.pfedme import PFedMe
+from bespoke.methods.scaffold import Scaffold
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (FedAvg, FedProx, Local, FineTune, KNNPer, Ensemble, HypCluster, Ditto, MRMTL, Mocha)
-}
+    for method in (
+        FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
+        Mocha,
+    )
+}  # fmt: skip
 
 __all__ = [
+    "APFL",
     "METHODS",
     "MRMTL",
     "Ditto",
@@ -31,4 +39,7 @@ __all__ = [
     "KNNPer",
     "Local",
     "Mocha",
+    "PFedMe",
+    "PerFedAvg",
+    "Scaffold",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bespoke.method import Batches, Task
-from bespoke.tensors import Params
+from bespoke.tensors import Params, scale
 
 
 def descend(
@@ -19,16 +19,21 @@ def descend(
     weight_decay: float = 0.0,
     anchor: Params | None = None,
     pull: float | Tensor = 0.0,
+    drift: Params | None = None,
     only: tuple[str, ...] = (),
 ) -> Params:
-    """One pass of SGD over the batches: p <- p - lr (grad + weight_decay p + pull (p - anchor)).
+    """One pass of SGD over the batches: p <- p - lr (grad + weight_decay p + pull (p - anchor) + drift).
 
     `only`: prefixes of the parameters that move; all of them if empty. A step that merely pads this client to the
     longest of its chunk (live = 0) moves nothing.
     """
     whole = getattr(task, "descend", None)
-    if whole is not None and not momentum and all(name.startswith(only) for name in params if only):
-        done = whole(params, batches, lr, weight_decay, anchor, pull)
+    plain = not momentum and (drift is None or anchor is None)
+    if whole is not None and plain and all(name.startswith(only) for name in params if only):
+        terms = (weight_decay, anchor, pull)
+        if drift is not None:  # pulled to -drift with strength one, less the decay that this pull brings along
+            terms = (weight_decay - 1.0, scale(drift, -1.0), 1.0)
+        done = whole(params, batches, lr, *terms)
         if done is not None:
             return done
     moving = [name for name in params if not only or name.startswith(only)]
@@ -43,6 +48,8 @@ def descend(
                 g = g + weight_decay * p
             if anchor is not None:
                 g = g + pull * (p - anchor[name])
+            if drift is not None:
+                g = g + drift[name]
             if momentum:
                 # a padding step must not let the velocity carry on: live = 0 keeps both as they were
                 g = velocity[name] = velocity[name] + live * (momentum * velocity[name] + g - velocity[name])

@@ -118,7 +118,7 @@ def _compiled() -> Callable[..., None]:
                     keep = np.float32(1) - rate * (decay[client] + pull[client])
                     back = rate * pull[client]
                     part = rate / np.float32(rows)
-                    if keep != np.float32(1):
+                    if keep != np.float32(1) or back != np.float32(0):
                         for k in range(outputs):
                             for j in range(inputs):
                                 w[k, j] = keep * w[k, j] + back * anchor_weight[anchored, k, j]

@@ -1,0 +1,69 @@
+"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+
+The shared model w minimises the mean of the clients' Moreau envelopes F_k(w) = min_theta f_k(theta) + (lam / 2)
+||theta - w||^2, whose gradient is lam (w - theta_k(w)). On each batch client k takes K steps of rate eta_p to theta and
+one of rate eta along that gradient; theta is carried over to the next batch. The server mixes the old model with the
+mean of the clients': w <- (1 - beta) w + beta mean_k w_k. In code: K = inner_steps, eta_p = personal_lr, eta = lr,
+beta = server.lr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bespoke.method import Batches, Batching, knob
+from bespoke.methods.shared_model import SharedModel
+from bespoke.tensors import Params, Tree, add_scaled, subtract
+
+
+@dataclass(frozen=True)
+class PFedMe(SharedModel):
+    """A shared model near which every client finds its own by a few steps."""
+
+    lr: float = knob(0.005, "rate at which a client moves its copy of the shared model (eta)", gt=0)
+    lam: float = knob(15.0, "strength of the pull of the personal model to the shared one", gt=0)
+    personal_lr: float = knob(0.09, "learning rate of the personal model (eta_p); times lam it has to be below 2", gt=0)
+    inner_steps: int = knob(5, "steps of the personal model on each batch (K)", ge=1)
+    weight_decay: float = knob(0.0, "weight decay of the personal model (0.001 in the authors' code)", ge=0)
+    adapt_epochs: int | None = knob(None, "epochs in which the personal model is made; as epochs if not given", ge=1)
+
+    name = "pfedme"
+    title = "pFedMe"
+    paper = "Dinh et al., NeurIPS 2020"
+    personal = "what a round makes of the shared model on the client's own rows, pulled to it"
+    unseen = "a client that never trained makes its model from the shared one on its own rows, like all others"
+    tunes = {"lr": (0.01, 0.03, 0.1), "lam": (1.0, 15.0), "personal_lr": (0.03, 0.09)}
+    keep_shared = False
+
+    def batching(self) -> Batching:
+        return replace(super().batching(), uses=self.inner_steps)
+
+    def support_batching(self) -> Batching:
+        return Batching(self.batch_size, self.adapt_epochs or self.epochs, drop_last=self.drop_last)
+
+    def local(self, w: Params, batches: Batches) -> tuple[Params, Params]:
+        """(w_k, theta_k): the client's copy of the shared model and its personal model after these batches."""
+        theta = w
+        for step in range(len(batches)):
+            batch, live = batches[step], batches.live(step)
+            rate = self.personal_lr * live
+            for _ in range(self.inner_steps):
+                slope = self.task.gradient(theta, batch)
+                theta = {
+                    name: t - rate * (slope[name] + self.lam * (t - w[name]) + self.weight_decay * t)
+                    for name, t in theta.items()
+                }
+            w = add_scaled(w, subtract(w, theta), -self.lam * self.lr * live)
+        return w, theta
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        moved, _ = self.local(down["params"], batches)
+        return private, self.change(moved, down["params"], batches)
+
+    def candidates(self) -> tuple[str, ...]:
+        return ("global", "personal")
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield down["params"]
+        yield self.local(down["params"], support)[1]

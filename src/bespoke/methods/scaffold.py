@@ -1,0 +1,87 @@
+"""SCAFFOLD: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+
+The server keeps a control variate c, client k one of its own, c_k: guesses of the common gradient and of the client's.
+Local steps are corrected by their difference: y <- y - lr (grad f_k(y) - c_k + c), K of them from the shared model x.
+Then
+
+    option I:   c_k <- grad f_k(x)                       another pass over the client's rows
+    option II:  c_k <- c_k - c + (x - y) / (K lr)        the mean gradient of the steps, at no further cost
+
+The server: x <- x + server.lr mean_k (y_k - x) and c <- c + sum_k (change of c_k) / N, N being all clients that may
+take part. So c is the mean of all N clients' c_k at all times, whoever is sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.methods.descend import descend
+from bespoke.methods.shared_model import SharedModel
+from bespoke.tensors import Params, Tree, add_scaled, scale, subtract, zeros_like
+
+
+@dataclass(frozen=True)
+class Scaffold(SharedModel):
+    """FedAvg whose clients correct their steps by how their gradient differs from everyone's."""
+
+    option: Literal["I", "II"] = knob(
+        "II", "a client's control: gradient at the shared model (I), mean of its steps (II)"
+    )
+    weight_decay: float = knob(0.0, "client weight decay", ge=0)
+    # by examples, c would have to be the mean by examples of clients that the server has not met
+    weighting: Literal["uniform"] = knob("uniform", "weight of a client in the mean: all alike")
+
+    name = "scaffold"
+    title = "SCAFFOLD"
+    paper = "Karimireddy et al., ICML 2020"
+    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "control": Reveal.SUM}
+    downlink = {"params": "the global model", "control": "the mean of all clients' controls"}
+    private = {"control": "the client's own control: a guess of its gradient"}
+    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        return self.option == "II" and type(self) is Scaffold
+
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        clients = torch.tensor(float(setting.training or setting.clients))
+        return {**super().init_server(params, setting), "control": zeros_like(params), "clients": clients}
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {"params": server["params"], "control": server["control"]}
+
+    def init_private(self, params: Params) -> Tree:
+        return {"control": zeros_like(params)}
+
+    def batching(self) -> Batching:
+        return replace(super().batching(), epochs=self.epochs + (self.option == "I"))
+
+    def gradient(self, params: Params, batches: Batches) -> Params:
+        """The gradient on all rows of an epoch, a batch at a time."""
+        total, rows = zeros_like(params), torch.zeros(())
+        for step in range(len(batches)):
+            batch = batches[step]
+            total = add_scaled(total, self.task.gradient(params, batch), batch["mask"].sum())
+            rows = rows + batch["mask"].sum()
+        return add_scaled(scale(total, 1 / rows), params, self.weight_decay)
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        start, mine = down["params"], private["control"]
+        drift = subtract(down["control"], mine)
+        steps = batches.part(0, self.epochs)
+        trained = descend(self.task, start, steps, lr=self.lr, weight_decay=self.weight_decay, drift=drift)
+        if self.option == "I":
+            control = self.gradient(start, batches.part(self.epochs, self.epochs + 1))
+        else:
+            # steps that only pad do not count; every epoch has the same
+            taken = self.epochs * sum(steps.live(step) for step in range(len(steps) // self.epochs))
+            control = subtract(scale(subtract(start, trained), 1 / (taken * self.lr)), drift)
+        return {"control": control}, {**self.change(trained, start, batches), "control": subtract(control, mine)}
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        control = add_scaled(server["control"], cohort.sums["control"], 1 / server["clients"])
+        return {**super().server_round(server, cohort), "control": control, "clients": server["clients"]}
