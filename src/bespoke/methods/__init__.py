@@ -13,15 +13,30 @@ from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
+from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (FedAvg, FedProx, Local, FineTune, KNNPer, Ensemble, HypCluster, Ditto, MRMTL, Mocha)
+    for method in (
+        FedAvg,
+        FedProx,
+        Local,
+        FineTune,
+        KNNPer,
+        Ensemble,
+        HypCluster,
+        Ditto,
+        MRMTL,
+        Mocha,
+        SelfFL,
+        AugmentedSelfFL,
+    )
 }
 
 __all__ = [
     "METHODS",
     "MRMTL",
+    "AugmentedSelfFL",
     "Ditto",
     "Ensemble",
     "FedAvg",
@@ -31,4 +46,5 @@ __all__ = [
     "KNNPer",
     "Local",
     "Mocha",
+    "SelfFL",
 ]
