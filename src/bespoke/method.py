@@ -39,6 +39,7 @@ class Batching:  # how a client's rows become minibatches
     shuffle: bool = True  # False: rows as they are stored
     drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)
     uses: int = 1  # how many descents go over them: for counting the work
+    steps: int = 0  # if given, at most so many steps instead of epochs: one order of the rows, over and over
 
 
 class Batches(Protocol):
@@ -52,6 +53,7 @@ class Batches(Protocol):
     def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
     def epochs(self, many: int = 1) -> Iterator[Batches]: ...  # stretches of so many epochs
     def part(self, begin: int, end: int) -> Batches: ...  # these epochs only
+    def first(self, steps: Tensor, most: int) -> Batches: ...  # with Batching.steps: each client's own number of them
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
 
@@ -142,7 +144,6 @@ class Method:
     def predict(self, personal: Any, batch: Params) -> Tensor:
         return self.task.predict(personal, batch)
 
-    def outputs(self, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[Params]:
-        # each candidate's predictions, by part of the rows: where candidates can share work, they do so here
+    def outputs(self, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[Params]:  # may share work
         for personal in models:
             yield {part: self.predict(personal, rows) for part, rows in parts.items()}

@@ -22,6 +22,7 @@ from bespoke.tensors import Params
 Ints = NDArray[np.int64]
 COLUMNS = ("x", "y")  # what clients compute with
 NOTHING = torch.zeros((1, 1), dtype=torch.int64)
+NO_STEPS = "a number of steps for each client needs a batching in steps: Batching(steps=...)"
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Sliced:
     repeats: int
     examples: Tensor
     steps: int  # per epoch
+    most: int | None = None  # steps in all, where the batching says how many
 
     def __len__(self) -> int:
-        return self.steps * self.repeats
+        return self.steps * self.repeats if self.most is None else self.most
 
     def __getitem__(self, step: int) -> Params:
         epoch, place = divmod(step, self.steps)
@@ -54,6 +56,11 @@ class Sliced:
     def part(self, begin: int, end: int) -> Sliced:
         some = {name: column[begin:end] if len(column) > 1 else column for name, column in self.data.items()}
         return replace(self, data=some, repeats=end - begin)
+
+    def first(self, steps: Tensor, most: int) -> Sliced:
+        if self.most is None:
+            raise TypeError(NO_STEPS)
+        return replace(self, most=min(int(steps), most, self.most))
 
     def rows(self) -> Params:
         return {name: column[0] for name, column in self.data.items()}
@@ -75,16 +82,21 @@ class Stacked:
     steps: int  # per epoch
     repeats: int  # epochs
     even: bool  # all clients fill all batches: no masks are needed
+    most: int = 0  # steps in all, where the batching says how many; 0: it is in epochs
+    limit: Tensor | None = None  # [clients]: how many of them are the client's
 
     def __len__(self) -> int:
-        return self.steps * self.repeats
+        return self.most or self.steps * self.repeats
 
     def __getitem__(self, step: int) -> Params:
+        if self.most and not self.even:  # over and over a client's own batches: nobody waits for the longest
+            own = -(-self.used // self.size)
+            return self._gathered(0, step % own.clamp(min=1) * self.size, self.size)
         epoch, place = divmod(step, self.steps)
         return self._gathered(epoch, place * self.size, self.size)
 
-    def _gathered(self, epoch: int, before: int, count: int) -> Params:
-        place = torch.arange(before, before + count)
+    def _gathered(self, epoch: int, before: int | Tensor, count: int) -> Params:
+        place = before + torch.arange(count)
         mask = torch.ones(count)
         if not self.even:
             mask = (place < self.used).float()
@@ -93,6 +105,8 @@ class Stacked:
         return {**{name: column[rows] for name, column in self.columns.items()}, "mask": mask}
 
     def live(self, step: int) -> float | Tensor:
+        if self.most:
+            return 1.0 if self.limit is None else (self.limit > step).float()
         return 1.0 if self.even else (self.used > step % self.steps * self.size).float()
 
     def epochs(self, many: int = 1) -> Iterator[Stacked]:
@@ -101,6 +115,11 @@ class Stacked:
     def part(self, begin: int, end: int) -> Stacked:
         some = self.orders[begin:end] if len(self.orders) > 1 else self.orders
         return replace(self, orders=some, repeats=end - begin)
+
+    def first(self, steps: Tensor, most: int) -> Stacked:
+        if not self.most:
+            raise TypeError(NO_STEPS)
+        return replace(self, most=min(most, self.most), limit=steps)
 
     def rows(self) -> Params:
         return self._gathered(0, 0, self.steps * self.size)
@@ -120,6 +139,16 @@ def steps_of(sizes: Ints, batching: Batching) -> Ints:
     if batching.drop_last:
         return np.maximum(sizes // batching.size, (sizes > 0).astype(np.int64))
     return -(-sizes // batching.size)
+
+
+def work_of(sizes: Ints, batching: Batching) -> tuple[int, int]:
+    """Steps and examples of clients with these numbers of rows; where a batching is in steps, the most there can be."""
+    if not batching.steps:
+        passes = batching.epochs * batching.uses
+        return int(steps_of(sizes, batching).sum()) * passes, int(sizes.sum()) * passes
+    laps, rest = np.divmod(batching.steps, np.maximum(steps_of(sizes, batching), 1))
+    examples = laps * sizes + np.minimum(rest * batching.size, sizes)
+    return batching.steps * int((sizes > 0).sum()), int(examples.sum())
 
 
 class Layout:
@@ -150,7 +179,7 @@ class Layout:
         if key is None or not batching.shuffle:
             return Orders(self, columns, [rows])
         keys = population.keys[self.clients]
-        rounds = batching.epochs if batching.reshuffle else 1
+        rounds = batching.epochs if batching.reshuffle and not batching.steps else 1
         orders = [rows[self.starts + shuffles(mix(key, epoch), keys, self.sizes)] for epoch in range(rounds)]
         return Orders(self, columns, orders)
 
@@ -171,7 +200,8 @@ class Layout:
         even = bool((used == depth * size).all())
         counts = torch.from_numpy(sizes.astype(np.float32))
         return Stacked(
-            {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, size, depth, batching.epochs, even
+            {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, size, depth, batching.epochs, even,
+            batching.steps,
         )  # fmt: skip
 
 
@@ -203,7 +233,8 @@ class Orders:
         index = torch.from_numpy(np.stack([rows[begin : begin + used] for rows in self.rows]))
         data = {n: column[index.flatten()].unflatten(0, index.shape) for n, column in self.columns.items()}
         data["mask"] = torch.ones(index.shape)
-        return Sliced(data, batching.size, batching.epochs, torch.tensor(float(size)), steps)
+        most = batching.steps or None
+        return Sliced(data, batching.size, batching.epochs, torch.tensor(float(size)), steps, most)
 
     def stacked(self, positions: Ints) -> Stacked:
         """The batches of several clients, padded to the longest, for vmap."""
@@ -213,7 +244,7 @@ class Orders:
         frame = self.layout.frame(positions)
         return Stacked(
             self.columns, orders, frame.begin, frame.used, frame.examples, frame.size, frame.steps, frame.repeats,
-            frame.even,
+            frame.even, frame.most,
         )  # fmt: skip
 
 

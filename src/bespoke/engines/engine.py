@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Validation
-from bespoke.engines.batches import steps_of
+from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
@@ -303,9 +303,8 @@ def _round_seconds(population: Population, work: ClientWork, size: int, cohort: 
     some = population.sizes(np.arange(min(len(population), 2000)))
     batching = work.method.batching()
     positions = population.columns["y"][0].numel()  # those of a sequence, or one
-    steps = float(steps_of(some, batching).mean()) * cohort * batching.epochs
-    arithmetic = 6.0 * size * float(some.mean()) * cohort * batching.epochs * positions
-    return 2e-3 * steps + arithmetic / 3e10
+    steps, examples = (cohort * count / len(some) for count in work_of(some, batching))
+    return 2e-3 * steps + 6.0 * size * examples * positions / 3e10
 
 
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
-from bespoke.engines.batches import COLUMNS, Layout, Orders, Sliced, Stacked, buckets
+from bespoke.engines.batches import COLUMNS, Layout, Orders, Sliced, Stacked, buckets, work_of
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal
 from bespoke.models import kernels
@@ -147,8 +147,7 @@ class Host:
         return result
 
     def _planned(self, layout: Layout) -> Plan:
-        passes = layout.batching.epochs * layout.batching.uses
-        return Plan(layout, self._chunks(layout), int(layout.steps.sum()) * passes, int(layout.sizes.sum()) * passes)
+        return Plan(layout, self._chunks(layout), *work_of(layout.sizes, layout.batching))
 
     def _chunks(self, layout: Layout, among: NDArray[np.bool_] | None = None) -> list[Ints]:
         """The positions of clients (`among` these) that are executed together."""

@@ -17,12 +17,13 @@ from bespoke.methods.mr_mtl import MRMTL
 from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
+from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha,
+        Mocha, SelfFL, AugmentedSelfFL,
     )
 }  # fmt: skip
 
@@ -30,6 +31,7 @@ __all__ = [
     "APFL",
     "METHODS",
     "MRMTL",
+    "AugmentedSelfFL",
     "Ditto",
     "Ensemble",
     "FedAvg",
@@ -42,4 +44,5 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
+    "SelfFL",
 ]

@@ -53,24 +53,27 @@ def _compiled() -> Callable[..., None]:
 
     @numba.njit(fastmath=FAST, nogil=True, cache=True, error_model="numpy")
     def clients(  # type: ignore[no-untyped-def]
-        first, last, x, y, unit, orders, begin, used, batch, repeats, weight, bias, anchor_weight, anchor_bias,
+        first, last, x, y, unit, orders, begin, used, limit, batch, repeats, weight, bias, anchor_weight, anchor_bias,
         lr, decay, pull, loss,
     ):  # fmt: skip
         """Clients first..last: weight (clients, outputs, inputs) and bias (clients, outputs) change in place.
 
-        Client c's rows are orders[epoch, begin[c] : begin[c] + used[c]]; lr, decay and pull are per client; an anchor
-        has one row or many. Four rows go together, so that a weight is loaded once for four products; the places
-        beyond the last row repeat it with slope zero.
+        Client c's rows are orders[epoch, begin[c] : begin[c] + used[c]], of which it takes limit[c] steps (-1: all);
+        lr, decay and pull are per client; an anchor has one row or many. Four rows go together, so that a weight is
+        loaded once for four products; the places beyond the last row repeat it with slope zero.
         """
         outputs, inputs = weight.shape[1], weight.shape[2]
         slope = np.empty((batch + 3, outputs), np.float32)
         for client in range(first, last):
             w, b = weight[client], bias[client]
             anchored = min(client, anchor_weight.shape[0] - 1)
-            start, total = begin[client], used[client]
+            start, total, left = begin[client], used[client], limit[client]
             for epoch in range(repeats):
                 order = orders[epoch if orders.shape[0] > 1 else 0]
                 for low in range(start, start + total, batch):
+                    if left == 0:
+                        break
+                    left -= 1
                     rows = min(batch, start + total - low)
                     end = low + rows - 1
                     for i in range(0, rows, 4):
@@ -162,9 +165,9 @@ def descend_linear(
 ) -> tuple[Tensor, Tensor]:
     """All steps of one client (inside vmap) or of stacked clients; rest: anchor weight and bias, lr, decay, pull."""
     rows = batches.columns["x"], batches.columns["y"], batches.orders
-    each = batches.begin, batches.used, weight, bias, *rest
+    each = batches.begin, batches.used, batches.limit, weight, bias, *rest
     run = _descend if batches.begin.dim() else LinearDescent.apply
-    return run(*rows, *each, batches.size, batches.repeats, loss)
+    return run(*rows, *each, batches.size, batches.most, batches.repeats, loss)
 
 
 class LinearDescent(torch.autograd.Function):
@@ -172,9 +175,9 @@ class LinearDescent(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *each, size, repeats, loss = arguments
+        *each, size, most, repeats, loss = arguments
         alone = (value[None] if isinstance(value, Tensor) else value for value in each)
-        weight, bias = _descend(x, y, orders, *alone, size, repeats, loss)
+        weight, bias = _descend(x, y, orders, *alone, size, most, repeats, loss)
         return weight[0], bias[0]
 
     @staticmethod
@@ -183,11 +186,11 @@ class LinearDescent(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        x, y, orders, *each, size, repeats, loss = arguments
+        x, y, orders, *each, size, most, repeats, loss = arguments
         if any(dim is not None for dim in in_dims[:3]):
             raise RuntimeError("rows must be shared by all clients")
         moved = [value if dim is None else value.movedim(dim, 0) for value, dim in zip(each, in_dims[3:])]
-        return _descend(x, y, orders, *moved, size, repeats, loss), (0, 0)
+        return _descend(x, y, orders, *moved, size, most, repeats, loss), (0, 0)
 
 
 def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -195,20 +198,24 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
 
     A small model's round takes less than a millisecond: each operation here is worth leaving out.
     """
-    begin, used, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, size, repeats, loss = arguments
+    begin, used, limit, weight, bias, anchor_weight, anchor_bias, lr, decay, pull, size, most, repeats, loss = arguments
     clients = len(begin)
+    steps = np.full(clients, most or -1) if limit is None else np.minimum(_per_client(limit, clients), most).astype(int)
+    if most:  # over and over one order, until a client has had its steps
+        repeats = max(int(steps.max()), 0)
     w = torch.empty(clients, *weight.shape[-2:]).copy_(weight)
     b = torch.empty(clients, bias.shape[-1]).copy_(bias)
     counts = used.numpy()
     settings = (
         x.numpy(), y.numpy(), np.float32(1 / 255) if x.dtype == torch.uint8 else np.float32(1), orders.numpy(),
-        begin.numpy(), counts, size, repeats, w.numpy(), b.numpy(),
+        begin.numpy(), counts, steps, size, repeats, w.numpy(), b.numpy(),
         anchor_weight.reshape(-1, *w.shape[1:]).numpy(), anchor_bias.reshape(-1, b.shape[1]).numpy(),
         *(_per_client(value, clients) for value in (lr, decay, pull)), LOSSES[loss],
     )  # fmt: skip
     kernel = _compiled()
     # waking a thread takes as long as some millions of products
-    products = int(counts.sum()) * repeats * w[0].numel()
+    rows = int(np.minimum(counts * repeats, steps * size).sum()) if most else int(counts.sum()) * repeats
+    products = rows * w[0].numel()
     threads = min(_count, clients) if products > WORTH_A_THREAD else 1
     if threads == 1:
         kernel(0, clients, *settings)

@@ -1,0 +1,249 @@
+"""Self-FL: Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022 (arXiv 2204.08069).
+
+A client's parameters are taken for a draw around common ones, theta_m ~ N(theta_0, sigma_0^2), and what its rows alone
+say of them for a noisy look, z_m ~ N(theta_m, sigma_m^2). How far a client should go from the others' models to its own
+minimum follows: bespoke.bayes has it in closed form. With w_m = 1 / (sigma_0^2 + sigma_m^2), a round of Algorithm 1 is
+
+    client m:  starts at  theta - w_m / sum_{k != m} w_k (theta_m - theta),  the mean of the others' models        (10)
+               takes l steps: (1 - lr h)^l = sum_{k != m} w_k / (sigma_m^-2 + sum_{k != m} w_k),  to theta_m     (8, 16)
+    server:    theta <- theta + C sum_m w_m (theta_m - theta) / sum_m w_m,  C the activity rate                     (11)
+
+sigma_m^2 is how theta_m varied over the client's own rounds (13), learned online in the memory of one model (19);
+sigma_0^2 is how the models of a cohort vary (14); of vectors it is the sum of the entries' variances. h is the loss's
+curvature, 1 / (N_m sigma_m^2) for the mean log-likelihood of N_m rows.
+
+Sums suffice. A client weighs itself by u_m = sigma_0^2 w_m in (0, 1], by the sigma_0^2 it was sent, and sends u_m d_m
+(d_m = theta_m - theta), u_m and u_m |d_m|^2. Their sums give (11), and (14) in the weights u_m:
+sigma_0^2 = sum u |d|^2 / sum u - |sum u d / sum u|^2. So the server needs to see no client's model, nor its sigma_m^2.
+
+In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `total`, u_m `weight`, l_max `max_steps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
+from bespoke.methods.descend import descend
+from bespoke.tensors import Params, Tree, add_scaled, scale, squared_norm, subtract, zeros_like
+
+TINY = 1e-12  # of variances: nobody is certain
+MOST = 0.9  # of the global model may be a client's own: to take out more would blow up what is left
+WHOLE = 1e-3  # a thousandth of a step more is rounding
+
+
+@dataclass(frozen=True)
+class SelfFL(Method):
+    """Each client goes from the others' models towards its own as far as the uncertainty of both says."""
+
+    lr: float = knob(0.1, "client learning rate", gt=0)
+    steps: int = knob(20, "local steps while uncertainties are not known yet, or if steps are not adapted", ge=1)
+    max_steps: int = knob(40, "most local steps", ge=1)
+    batch_size: int = knob(32, "client batch size", ge=1)
+    weight_decay: float = knob(0.0, "client weight decay", ge=0)
+    drop_last: bool = knob(False, "leave out the last, partial batch")
+    shuffle: bool = knob(True, "draw new batches in every round; off: rows in their stored order")
+    adjust_start: bool = knob(True, "start from the others' models (Eq. 10); off: from the global one")
+    adapt_steps: bool = knob(True, "as many steps as the uncertainties say (Eq. 8, 16); off: always `steps`")
+    weighting: Literal["precision", "examples"] = knob(
+        "precision", "weight of a client in the mean: by its precision (Eq. 11), or examples as in FedAvg"
+    )
+    between: float | None = knob(None, "variance between clients, if known; else it is learned (Eq. 14)", gt=0)
+    within: float | None = knob(
+        None, "variance of what one row says, if known: a client's is this by its examples; else learned (Eq. 13)", gt=0
+    )
+    curvature: float | None = knob(
+        None, "curvature of the loss, if known; else 1 / (examples x the client's variance) (Eq. 16)", gt=0
+    )
+    exact_steps: bool = knob(
+        False, "shorten steps so that together they are as many as Eq. 8 says, a fraction included"
+    )
+    activity: float | None = knob(
+        None, "weight of a round's mean in the global model (the activity rate); else the cohort's part of all clients",
+        gt=0, le=1,
+    )  # fmt: skip
+
+    name = "self-fl"
+    title = "Self-FL"
+    paper = "Chen et al., NeurIPS 2022"
+    downlink = {
+        "params": "the global model",
+        "between": "the variance between clients",
+        "total": "the sum of all clients' precisions, in units of 1 / between",
+    }
+    private = {
+        "model": "the client's own model",
+        "mean": "the mean of its models over its rounds",
+        "variance": "their variance: the client's own uncertainty",
+        "count": "rounds it took part in",
+        "weight": "what it weighed in the last of them",
+        "steps": "how many steps it took in it",
+    }
+    personal = "a model of its own, trained from the others' models as far as its uncertainty says"
+    unseen = "a client that never trained does what others do in their first round: some steps from the global model"
+    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+    keep_shared = False
+
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        fields = ("delta", "weight", "spread", *(("examples",) if self.weighting == "examples" else ()))
+        return dict.fromkeys(fields, Reveal.SUM)
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        number = next(iter(params.values())).new_tensor
+        return {
+            "params": params, "between": number(self.between or 0.0), "total": number(0.0),
+            "clients": number(float(setting.training or setting.clients)),  # those that may take part
+        }  # fmt: skip
+
+    def broadcast(self, server: Tree) -> Tree:
+        return {name: server[name] for name in ("params", "between", "total")}
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        sums, here = cohort.sums, len(cohort.clients)
+        rate = self.activity or min(here / max(float(server["clients"]), 1.0), 1.0)
+        mean = scale(sums["delta"], 1 / sums[self._part])
+        between = server["between"] if self.between else self.spread(sums, mean, here).clamp(min=TINY)
+        params = add_scaled(server["params"], mean, rate)
+        # those who were not there are taken for like those who were
+        return {**server, "params": params, "between": between, "total": sums["weight"] / rate}
+
+    def spread(self, sums: Tree, mean: Params, clients: int) -> Tensor:
+        """Eq. 14, in the weights of the mean."""
+        return sums["spread"] / sums[self._part] - squared_norm(mean)
+
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+        return {"between": float(server["between"]), "total": float(server["total"])}
+
+    # -- the client ----------------------------------------------------------------------------------------------------
+    @property
+    def _part(self) -> str:
+        return "weight" if self.weighting == "precision" else "examples"
+
+    def batching(self) -> Batching:
+        return Batching(self.batch_size, drop_last=self.drop_last, shuffle=self.shuffle, steps=self.max_steps)
+
+    def init_private(self, params: Params) -> Tree:
+        nothing = next(iter(params.values())).new_zeros(())
+        numbers = dict.fromkeys(("variance", "count", "weight", "steps"), nothing)
+        return {"model": params, "mean": zeros_like(params), **numbers}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        variance, known = self.uncertainty(private, batches)
+        # who does not know its uncertainty yet takes it for as large as the differences between clients
+        own = torch.where(known & (down["between"] > 0), down["between"] / (down["between"] + variance), 0.5)
+        steps, lr = self.pace(down, private, batches)
+        model = descend(
+            self.task, self.start(down, private), batches.first(steps, self.max_steps), lr=lr,
+            weight_decay=self.weight_decay,
+        )  # fmt: skip
+        new = {**self.remember(private, model), "model": model, "weight": own, "steps": steps}
+        return new, self.message(subtract(model, down["params"]), own, batches)
+
+    def uncertainty(self, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
+        """sigma_m^2 of the client's rounds so far, and whether it is known: two rounds are the least."""
+        if self.within:
+            return self.within / batches.examples, torch.ones_like(private["count"], dtype=torch.bool)
+        return private["variance"].clamp(min=TINY), private["count"] > 1
+
+    def start(self, down: Tree, private: Tree) -> Params:
+        """Eq. 10, with the weight that went into theta: what is taken out of it is what was put in."""
+        if not self.adjust_start:
+            return down["params"]
+        share = (private["weight"] / down["total"].clamp(min=TINY)).clamp(max=MOST) * (down["total"] > 0)
+        return add_scaled(down["params"], subtract(down["params"], private["model"]), share / (1 - share))
+
+    def pace(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, float | Tensor]:
+        """How many steps, and of which length: Eq. 8 (16 for mean losses), solved for l."""
+        fixed = torch.full_like(private["count"], float(min(self.steps, self.max_steps)))
+        if not self.adapt_steps:
+            return fixed, self.lr
+        variance, known = self.uncertainty(private, batches)
+        ready = known & (down["total"] > 0)
+        others = (down["total"] - private["weight"]).clamp(min=TINY)
+        left = torch.log1p(down["between"] / (variance * others))  # -log of what is to be left of the way to z_m
+        flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
+        rate = (self.lr / flat).clamp(max=0.999)  # no step goes further than to z_m
+        wanted = left / -torch.log1p(-rate)
+        steps = torch.where(ready, (wanted - WHOLE).ceil(), fixed).nan_to_num(nan=1.0).clamp(1, self.max_steps)
+        if not self.exact_steps:
+            return steps, self.lr
+        shorter = -torch.expm1(-left / steps) / rate
+        return steps, self.lr * torch.where(ready, shorter.clamp(max=1.0), 1.0)
+
+    def remember(self, private: Tree, model: Params) -> Tree:
+        """Eq. 18 online, as Eq. 19: the mean and variance of one more model, by the client's own count."""
+        count = private["count"] + 1
+        gap = subtract(model, private["mean"])
+        variance = (count - 1) / count * (private["variance"] + squared_norm(gap) / count)
+        return {"mean": add_scaled(private["mean"], gap, 1 / count), "variance": variance, "count": count}
+
+    def message(self, delta: Params, weight: Tensor, batches: Batches) -> Tree:
+        """What a client sends: its weighted change, the weight, and the change's weighted square."""
+        part = weight if self.weighting == "precision" else batches.examples
+        up = {"delta": scale(delta, part), "weight": weight, "spread": part * squared_norm(delta)}
+        return up if self.weighting == "precision" else {**up, "examples": part}
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def support_batching(self) -> Batching:
+        return self.batching()
+
+    def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
+        return self.client_round(down, private, support)[0]  # it has put nothing into theta, and starts there
+
+    def candidates(self) -> tuple[str, ...]:
+        return ("global", "personal")
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        yield down["params"]
+        yield private["model"]
+
+
+@dataclass(frozen=True)
+class AugmentedSelfFL(SelfFL):
+    """Self-FL that judges uncertainty by models trained to local convergence; two models travel (Algorithm 2)."""
+
+    local_steps: int = knob(200, "further steps after which a client's training counts as converged", ge=1)
+    shares: Literal["personal", "local"] = knob(
+        "personal", "which of a client's two models goes into the global one: theta_m, or the converged one"
+    )
+
+    name = "self-fl-augmented"
+    title = "Augmented Self-FL"
+    private = {**SelfFL.private, "local": "its model after local convergence"}
+
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        return {**super().uplink, "local": Reveal.SUM}
+
+    def spread(self, sums: Tree, mean: Params, clients: int) -> Tensor:
+        """Eq. 22: of the converged models, unweighted, for their own sum travels too."""
+        return sums["spread"] / clients - squared_norm(scale(sums["local"], 1 / clients))
+
+    def batching(self) -> Batching:
+        return replace(super().batching(), steps=self.max_steps + self.local_steps)
+
+    def init_private(self, params: Params) -> Tree:
+        return {**super().init_private(params), "local": params}
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        new, up = super().client_round(down, private, batches)
+        further = torch.full_like(private["count"], float(self.local_steps))
+        local = descend(
+            self.task, new["model"], batches.first(further, self.local_steps), lr=self.lr,
+            weight_decay=self.weight_decay,
+        )  # fmt: skip
+        gone = subtract(local, down["params"])
+        if self.shares == "local":
+            up = self.message(gone, new["weight"], batches)
+        new = {**new, **self.remember(private, local), "local": local}
+        return new, {**up, "spread": squared_norm(gone), "local": gone}
+
+    def start(self, down: Tree, private: Tree) -> Params:
+        return super().start(down, {**private, "model": private["local"]} if self.shares == "local" else private)
