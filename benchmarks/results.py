@@ -8,6 +8,7 @@ Every folder must come from a comparison file with an [expected] table.
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from bespoke.errors import UserError
@@ -36,12 +37,13 @@ def section(folder: Path) -> str:
     study, table = read([folder])
     summary = summarize_study(study, table)
     found = concerns(study, summary, table)
+    command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
     lines = [
         f"## {about['title']}",
         "",
         f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
         f"{about['model']['name']} with {about['model']['parameters']} parameters.",
-        f"Command: `{about['command']}`",
+        f"Command: `{command}`",
         "",
         markdown(motley_lines(study, table, summary, found)),
     ]
