@@ -124,6 +124,12 @@ class TuneConfig(_Strict):
     pruner: Literal["median", "hyperband", "none"] = Field(default="median", description="Optuna: when to give up")
 
 
+def _check_seeds(seeds: Any, where: str) -> None:
+    listed = range(seeds) if type(seeds) is int else seeds
+    if not isinstance(listed, list | range) or not listed or any(type(seed) is not int for seed in listed):
+        raise UserError(f"{where} seeds = {seeds!r}: how many, one or more, or a list of them")
+
+
 def check_compare(table: Any, where: str) -> CompareConfig:
     """Validate a [compare] table, or say what is wrong."""
     from bespoke.entries import check_entries
@@ -133,9 +139,7 @@ def check_compare(table: Any, where: str) -> CompareConfig:
         found = CompareConfig.model_validate(table)
     except ValidationError as error:
         raise explain(error, CompareConfig, f"{where}: [compare]") from None
-    seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
-    if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
-        raise UserError(f"{where}: [compare] seeds = {found.seeds!r}: how many, one or more, or a list of them")
+    _check_seeds(found.seeds, f"{where}: [compare]")
     check_entries(found.entries, where)
     known = {**METHODS, **found.entries}
     for key, names in (("methods", found.methods or []), ("knobs", found.knobs), ("grid", found.grid)):
@@ -158,9 +162,7 @@ def check_tune(table: Any, where: str) -> TuneConfig:
         found = TuneConfig.model_validate(table)
     except ValidationError as error:
         raise explain(error, TuneConfig, f"{where}: [tune]") from None
-    seeds = range(found.seeds) if type(found.seeds) is int else found.seeds
-    if not isinstance(seeds, list | range) or not seeds or any(type(seed) is not int for seed in seeds):
-        raise UserError(f"{where}: [tune] seeds = {found.seeds!r}: how many, one or more, or a list of them")
+    _check_seeds(found.seeds, f"{where}: [tune]")
     return found
 
 

@@ -25,9 +25,6 @@ from bespoke.threads import Helper
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 WORTH_A_THREAD = 1_000_000
 LOSSES = {"squares": 0, "softmax": 1, "hinge": 2}
-# all of fastmath but `nnan` and `ninf`: a client that is not finite has to come out as such, to be left out
-_LOOSE = {"reassoc", "contract", "arcp", "nsz", "afn"}
-
 
 _turn = Lock()  # one descent at a time has the helpers
 _count = 1  # threads of a descent: changes how fast it is, never what it gives
