@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from bespoke.engines.batches import Sliced
+from bespoke.methods.descend import descend
 from bespoke.models import token_loss
 from bespoke.models.networks import LSTM
 from bespoke.models.task import LanguageModel
@@ -42,3 +44,25 @@ def test_padding_and_empty_batches() -> None:
         textbook = dict(zip(live, grads))
         for name in params:
             torch.testing.assert_close(looped[name], textbook[name])
+
+
+def test_descent_without_the_heads_gradient_is_plain_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps, one of them with padding and one of nothing but padding, against p <- p - lr * gradient."""
+    monkeypatch.setattr(token_loss, "IN_CACHE", 30)
+    task = LanguageModel(LSTM(11, embedding=3, hidden=5, layers=1), padding=0)
+    params = task.init(0)
+    torch.manual_seed(1)
+    x, y = torch.randint(1, 11, (6, 4)), torch.randint(1, 11, (6, 4))
+    y[3, 2:], y[4:] = 0, 0
+    rows = {"x": x[None], "y": y[None], "mask": torch.ones(1, 6)}
+    batches = Sliced(rows, size=2, repeats=1, examples=torch.tensor(6), steps=3)
+    before = {name: p.clone() for name, p in params.items()}
+    found = descend(task, params, batches, lr=0.5)
+    expected = dict(params)
+    for step in range(3):
+        gradient = task.gradient(expected, batches[step])
+        expected = {name: p - 0.5 * gradient[name] for name, p in expected.items()}
+    assert list(found) == list(params)
+    for name in params:
+        torch.testing.assert_close(found[name], expected[name])
+        assert torch.equal(params[name], before[name])  # what came from the server is left as it was

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke.models.networks import Network
-from bespoke.models.token_loss import head_loss
+from bespoke.models.token_loss import Head, head_loss
 from bespoke.tensors import Params
 
 Gradient = Literal["fused", "closed-form", "func", "autograd"]
@@ -243,6 +243,27 @@ class LanguageModel(BaseTask):
         else:
             total = (self._losses(self.predict(params, batch), batch["y"]) * tokens).sum()
         return self._penalized(total / count, params)
+
+    def descend(
+        self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
+    ) -> Params | None:
+        """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
+        plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None
+        if self.how != "autograd" or not plain or "head.weight" not in params:
+            return None
+        head = Head(params["head.weight"], params.get("head.bias"))
+        ends = {name: p for name, p in params.items() if name in ("head.weight", "head.bias")}
+        body = {name: p.clone() for name, p in params.items() if name not in ends}
+        for step in range(len(batches)):
+            batch, rate = batches[step], lr * float(batches.live(step))
+            moving = {name: p.detach().requires_grad_() for name, p in body.items()}
+            features = self.features(moving | ends, batch).flatten(0, 1)
+            slope = head.step(features.detach(), batch["y"].long().flatten(), self._tokens(batch).flatten() > 0, rate)
+            gradients = torch.autograd.grad(features, list(moving.values()), slope)
+            for p, gradient in zip(body.values(), gradients):
+                p.sub_(gradient, alpha=rate)
+        moved = body | head.params()
+        return {name: moved[name] for name in params}
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         tokens = self._tokens(batch)

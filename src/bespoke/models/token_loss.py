@@ -1,8 +1,9 @@
 """Cross-entropy over a large vocabulary without going through memory again and again.
 
 With thousands of words, half of a step's time goes into passes over (tokens x words) numbers that no cache holds: bias,
-softmax, its gradient, a field of zeros to scatter into. Here the logits are computed once, turned into the gradient in
-place, some rows at a time while they are in the cache, and kept for the backward pass.
+softmax, its gradient, a field of zeros to scatter into, and the gradient of the head, as large as the head itself. Here
+the logits are computed once and turned into the gradient in place, some rows at a time while they are in the cache. In
+plain SGD (`Head`) the bias is a column of the head, and the head takes up its gradient as that is computed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 IN_CACHE = 2**18  # numbers of a block of logits
+RAREST = 1e-38  # a word less likely than this counts as this likely in the loss; its gradient is exact
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -24,15 +26,16 @@ class _HeadLoss(torch.autograd.Function):
     ) -> Tensor:
         logits = features @ head.mT
         total = torch.zeros(())
-        rows = max(IN_CACHE // logits.shape[1], 1)
+        numbers = torch.arange(len(targets))
+        rows = max(IN_CACHE // len(head), 1)
         for part, target, weight in zip(logits.split(rows), targets.split(rows), weights.split(rows)):
             if bias is not None:
                 part += bias
-            logs = torch.log_softmax(part, -1)
-            total -= (logs.gather(1, target[:, None])[:, 0] * weight).sum()
-            torch.exp(logs, out=part)
+            torch.softmax(part, -1, out=part)
+            at_target = numbers[: len(part)], target
+            total -= (part[at_target].clamp(min=RAREST).log() * weight).sum()
+            part[at_target] -= 1
             part *= weight[:, None]
-            part[torch.arange(len(target)), target] -= weight
         ctx.save_for_backward(features, head, logits)
         ctx.biased = bias is not None
         return total
@@ -52,3 +55,35 @@ def head_loss(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tens
     if not bool(live.all()):
         features, targets, weights = features[live], targets[live], weights[live]
     return _HeadLoss.apply(features, head, bias, targets, weights)
+
+
+class Head:
+    """A head that descends: weight and bias side by side, a row a word."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.biased = bias is not None
+        self.rows = weight.clone() if bias is None else torch.cat([weight, bias[:, None]], 1)
+
+    def step(self, features: Tensor, targets: Tensor, counted: Tensor, rate: float) -> Tensor:
+        """One step of SGD on the mean loss of the counted items; returns its gradient at the features, before it."""
+        if not bool(counted.all()):
+            to_features = torch.zeros_like(features)
+            if bool(counted.any()):
+                some = torch.ones(int(counted.sum()), dtype=torch.bool)
+                to_features[counted] = self.step(features[counted], targets[counted], some, rate)
+            return to_features
+        inputs = torch.cat([features, torch.ones(len(features), 1)], 1) if self.biased else features
+        slope = inputs @ self.rows.mT
+        rows = max(IN_CACHE // len(self.rows), 1)
+        numbers = torch.arange(rows)
+        for part, target in zip(slope.split(rows), targets.split(rows)):
+            torch.softmax(part, -1, out=part)
+            part[numbers[: len(part)], target] -= 1
+        to_features = slope @ self.rows
+        self.rows.addmm_(slope.mT, inputs, alpha=-rate / len(targets))  # the slope of the mean: divided here, not there
+        return to_features[:, : features.shape[1]] / len(targets)
+
+    def params(self) -> dict[str, Tensor]:
+        if not self.biased:
+            return {"head.weight": self.rows}
+        return {"head.weight": self.rows[:, :-1].contiguous(), "head.bias": self.rows[:, -1].contiguous()}
