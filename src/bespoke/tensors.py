@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -19,13 +19,17 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return function(tree, *others)
 
 
-def leaves(tree: Any) -> Iterator[Tensor]:
+def leaves(tree: Any) -> list[Tensor]:
     """The tensors of a tree (or of a list of trees), in the order of its keys as inserted."""
-    if isinstance(tree, dict | list):
-        for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from leaves(value)
-    else:
-        yield tree
+    if isinstance(tree, Tensor):
+        return [tree]
+    found = []
+    for value in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(value, Tensor):
+            found.append(value)
+        else:
+            found += leaves(value)
+    return found
 
 
 def add(a: Any, b: Any) -> Any:

@@ -218,7 +218,7 @@ def _descend(x: Tensor, y: Tensor, orders: Tensor, *arguments: Any) -> tuple[Ten
         kernel(0, clients, *settings)
         return w, b
     work = np.cumsum(counts)  # contiguous shares of about equal work; the first is done by this thread
-    cuts = np.searchsorted(work, work[-1] * np.arange(1, threads) / threads) + 1
+    cuts = np.searchsorted(work - counts / 2, work[-1] * np.arange(1, threads) / threads)
     ends = [0, *np.minimum(cuts, clients).tolist(), clients]
     with _turn:
         helpers = [_helper(place, os.getpid()) for place in range(threads - 1)]
