@@ -11,7 +11,6 @@ from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
 from bespoke.method import Method
 from bespoke.sampling import Draw
-from bespoke.tensors import Tree, nbytes
 
 
 class Ledger:
@@ -51,13 +50,11 @@ class Ledger:
             "revealed": {"feature sums": "SUM"} if floats else {},
         }
 
-    def personalization(
-        self, method: Method, choice: Choice, shared: Tree, support: NDArray[np.int64]
-    ) -> dict[str, Any]:
-        """Making the personal models: each client fetches what is broadcast (unless nothing is) and adapts it."""
+    def personalization(self, method: Method, choice: Choice, sent: int, support: NDArray[np.int64]) -> dict[str, Any]:
+        """Making the personal models: each client fetches the `sent` bytes of the broadcast (if any) and adapts it."""
         batching = method.support_batching()
         passes = batching.epochs * batching.uses if not method.trains else 0
-        down = nbytes(shared) * len(support) if method.downlink else 0
+        down = sent * len(support) if method.downlink else 0
         return {
             "stage": None,
             "round": None,
