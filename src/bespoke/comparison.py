@@ -33,7 +33,10 @@ from bespoke.tuning import Trial, best, folder_name, settled
 
 NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
-GROUP_METHODS = ("group-fl", "group-perfl")  # besides, where groups are named: with fedavg and finetune the paper's four
+GROUP_METHODS = (
+    "group-fl",
+    "group-perfl",
+)  # besides, where groups are named: with fedavg and finetune the paper's four
 
 
 @dataclass

@@ -186,7 +186,7 @@ class Run:
                 self.folder.truncate_logs(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
             self._clear_private()  # after the checkpoint: the one before it names these files
-            shared = self._cached(place)
+            shared = self._cached(place, engine.stateful)
             if shared is not None:
                 return self._adopt(engine, place, stage, server, shared)
         else:
@@ -478,8 +478,11 @@ class Run:
     def _stage_key(self, place: int) -> str:
         return stage_key(self.experiment.config, place)
 
-    def _cached(self, place: int) -> RunFolder | None:
-        if self.cache is None or place == len(self.experiment.stages) - 1 or not self.experiment.stages[place].rounds:
+    def _cached(self, place: int, stateful: bool) -> RunFolder | None:
+        stages = self.experiment.stages
+        if self.cache is None or not stages[place].rounds:
+            return None
+        if stateful and place == len(stages) - 1:  # its personal models need private state, which stays in its run
             return None
         path = self.cache / self._stage_key(place)
         return RunFolder(path) if (path / "whole").exists() else None

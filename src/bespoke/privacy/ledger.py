@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
-from bespoke.method import Method
+from bespoke.method import Batching, Method
 from bespoke.sampling import Draw
 
 
@@ -34,6 +34,7 @@ class Ledger:
             "bytes_down": down,
             "bytes_up": outcome.bytes_up if outcome else 0,
             "steps": outcome.steps if outcome else 0,
+            "epochs": _epochs(method.batching()) if outcome else 0,
             "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
         }
 
@@ -63,5 +64,11 @@ class Ledger:
             "bytes_down": down,
             "bytes_up": 0,
             "steps": int(steps_of(support, batching).sum()) * passes,
+            "epochs": 0 if method.trains else _epochs(batching),
             "revealed": {},
         }
+
+
+def _epochs(batching: Batching) -> int | None:
+    """Passes over its rows that a client makes in one descent; None where a round has steps instead."""
+    return None if batching.steps else batching.epochs
