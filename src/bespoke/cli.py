@@ -152,7 +152,10 @@ def compare(
         str | None, typer.Option(metavar="COLUMN", help="Who: the column that names the client (several: a,b).")
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="What groups the clients.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="What groups the clients; methods that train groups are compared too."),
+    ] = None,
     features: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="What to predict from: a,b,c (default: all others).")
     ] = None,
@@ -166,13 +169,13 @@ def compare(
         str | None, typer.Option(metavar="NAME", help="Built-in data instead of a table; see `bespoke data`.")
     ] = None,
     methods: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAMES",
-            show_default=False,
-            help="Methods to compare, see `bespoke methods` (default: fedavg, local, finetune, fedprox).",
+            help="Methods to compare, see `bespoke methods` (default: fedavg, local, finetune, fedprox; with --group "
+            "also group-fl, group-perfl).",
         ),
-    ] = "fedavg,local,finetune,fedprox",
+    ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -237,15 +240,15 @@ def compare(
     if metric:
         base["metric"] = metric
     rule = _rule(accept)
-    names = tuple(_listed(methods))
-    if not names:
+    if methods is not None and not _listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
     folder = _place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
     command = _command()
     with _resumable(folder):
-        from bespoke.comparison import Comparison
+        from bespoke.comparison import Comparison, default_methods
         from bespoke.progress import Bars
 
+        names = tuple(_listed(methods)) if methods is not None else default_methods({"group": group})
         with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison(
                 base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop,
@@ -287,7 +290,14 @@ def _described(
     columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task}
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
-        others = [option for option in given if option != "--time" or time != "time"]
+        from bespoke.data.sources import SOURCES
+
+        source = SOURCES.get(data or "chem97")  # one that does not exist is refused where it is loaded
+        its_own = {"--time": "time", "--group": source.group_name if source else group}
+        others = [option for option in given if columns[option[2:]] != its_own.get(option)]
+        if others == ["--group"]:
+            what = f"groups its clients by {its_own['--group']}" if its_own["--group"] else "knows no groups of clients"
+            raise UserError(f"--group {group}: {data or 'chem97'} {what}")
         if others:
             what = "--time of built-in data is called 'time'" if others == ["--time"] else ""
             raise UserError(what or f"{', '.join(others)}: of which table? bespoke compare TABLE.csv {others[0]} ...")

@@ -33,6 +33,10 @@ from bespoke.tuning import Trial, best, folder_name, settled
 
 NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
+GROUP_METHODS = (
+    "group-fl",
+    "group-perfl",
+)  # besides, where groups are named: with fedavg and finetune the paper's four
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Comparison:
         expected = raw.pop("expected", {})
         asked = check_compare(table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
-        methods = tuple(dict.fromkeys([*(asked.methods or DEFAULT_METHODS), *asked.entries]))
+        methods = tuple(dict.fromkeys([*(asked.methods or default_methods(raw.get("data"))), *asked.entries]))
         knobs, grids, rounds = asked.knobs, asked.grid, asked.rounds
         if asked.preset:
             preset = Preset.read(asked.preset)
@@ -118,9 +122,14 @@ class Comparison:
         return Entry.of(name, self.entries)
 
     def _needed(self) -> list[str]:
-        """What is compared, and that whose models it starts from."""
-        earlier = [self._entry(name).after for name in self.methods]
-        return list(dict.fromkeys([*filter(None, earlier), *self.methods]))
+        """What is compared, and all whose models it starts from, these first."""
+        ways = [self._way(name) for name in self.methods]
+        return list(dict.fromkeys([*(name for way in ways for name in way[:-1]), *self.methods]))
+
+    def _way(self, name: str) -> list[str]:
+        """The entries that lead to this one, itself last."""
+        after = self._entry(name).after
+        return [*(self._way(after) if after else []), name]
 
     def _space(self, name: str) -> Space:
         """What is tried of an entry; empty if nothing is."""
@@ -155,8 +164,8 @@ class Comparison:
         chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
         tuning: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
         seeds = self.tune_seeds or self.seeds[:1]
-        for later in (False, True):
-            names = [name for name in chosen if bool(self._entry(name).after) == later and self._space(name)]
+        for depth in range(1, 1 + max(len(self._way(name)) for name in chosen)):
+            names = [name for name in chosen if len(self._way(name)) == depth and self._space(name)]
             trials = {name: self._trials(name, seeds, chosen) for name in names}
             settled(itertools.chain.from_iterable(trials.values()), jobs)
             for name, tried in trials.items():
@@ -242,6 +251,12 @@ def _bare(stage: dict[str, Any], where: str) -> Method:
     """The method of a stage with its knobs, on which what travels and what it starts from may depend."""
     kind, _, _, knobs = check_stage(stage, where)
     return METHODS[kind](NO_TASK, **knobs)
+
+
+def default_methods(data: Any) -> tuple[str, ...]:
+    """What is compared if nobody says: with a group column also what groups can gain."""
+    grouped = isinstance(data, dict) and data.get("group")
+    return (*DEFAULT_METHODS, *GROUP_METHODS) if grouped else DEFAULT_METHODS
 
 
 def tune_seeds(asked: Any, seeds: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,12 @@
     k = 3
 
 A stage of `before` takes over the entry's knobs that its method has too and that it does not set itself: here k, and a
-learning rate that is being tuned.
+learning rate that is being tuned. `after = LABEL` instead starts from another entry's model as that one is tuned, its
+stages trained once for both:
+
+    [compare.entries.group-fl]
+    method = "group-fl"
+    after = "clustered-fl"
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ class Entry:
     label: str
     method: type[Method]
     before: tuple[dict[str, Any], ...] | None = None  # the stages before it, in place of the method's own
+    follows: str | None = None  # the entry whose model it starts from, in place of the method's own
     knobs: dict[str, Any] = field(default_factory=dict)  # fixed; `rounds` may be among them
 
     @classmethod
@@ -38,8 +44,8 @@ class Entry:
         given = dict(entries.get(label, {"method": label}))
         if given["method"] not in METHODS:
             raise unknown("method", given["method"], METHODS, f"entry {label!r}")
-        method, before = METHODS[given.pop("method")], given.pop("before", None)
-        return cls(label, method, None if before is None else tuple(before), given)
+        method, before, follows = METHODS[given.pop("method")], given.pop("before", None), given.pop("after", None)
+        return cls(label, method, None if before is None else tuple(before), follows, given)
 
     @property
     def title(self) -> str:
@@ -48,6 +54,8 @@ class Entry:
     @property
     def after(self) -> str:
         """The entry whose model it starts from, unless it says for itself what comes before it."""
+        if self.follows is not None:
+            return self.follows
         return self.method.after if self.before is None else ""
 
     def tried(self, grid: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -89,5 +97,23 @@ def check_entries(entries: dict[str, dict[str, Any]], where: str) -> None:
                 raise UserError(f"{place} names no method; say method = ... with one of: {', '.join(sorted(METHODS))}")
             if not isinstance(stage["method"], str) or stage["method"] not in METHODS:
                 raise unknown("method", stage["method"], METHODS, place)
+        if "after" in given:
+            _check_after(label, entries, place)
         if label in METHODS and label != given["method"]:
             raise UserError(f"{place}: {label!r} is the name of another method than {given['method']!r}; rename it")
+
+
+def _check_after(label: str, entries: dict[str, dict[str, Any]], place: str) -> None:
+    """It names another entry or method, stands alone, and leads back to a beginning."""
+    after = entries[label]["after"]
+    if "before" in entries[label]:
+        raise UserError(f"{place}: after = {after!r} and before: give one of them; both say what comes before it")
+    if not isinstance(after, str) or (after and after not in {**METHODS, **entries}):
+        raise unknown("entry", after, [*entries, *METHODS], f"{place} after")
+    seen, at = [label], after
+    while at:
+        if at in seen:
+            raise UserError(f"{place}: after leads in a circle: {' -> '.join([*seen, at])}")
+        seen.append(at)
+        given = entries.get(at, {"method": at})
+        at = given.get("after", METHODS[given["method"]].after if "before" not in given else "")

@@ -100,11 +100,19 @@ def build(
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
         _check_fit(METHODS[name], task, len(population), f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
+    _check_groups(population, stages)
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
     sampling = config.cohort.model_dump(exclude={"size"})
     transforms: tuple[Transform, ...] = (Clip(config.transform.clip),) if config.transform.clip else ()
+    for stage in stages:
+        if transforms and stage.method.trains and "delta" not in stage.method.uplink:
+            sent = ", ".join(stage.method.uplink)
+            raise UserError(
+                f"transform.clip bounds what clients send as delta, and {stage.method.name} sends {sent} instead; "
+                "leave one of the two out"
+            )
     return Experiment(
         label=config.label or stages[-1].method.name,
         population=population,
@@ -126,10 +134,29 @@ def check_stages_fit(methods: Sequence[Method]) -> None:
     """A stage begins with what the one before it hands on: one model, or several."""
     for place, (before, after) in enumerate(pairwise(methods), start=1):
         if before.hands_on not in after.starts_from:
-            wanted = " or ".join("one model" if n == 1 else f"{n} models" for n in after.starts_from)
+            wanted = " or ".join(map(_models, after.starts_from))
             raise UserError(
                 f"stage {place}: {after.name} starts from {wanted}, and {before.name} before it hands on "
-                f"{before.hands_on}; leave one of the two out, or, where k is how many, give both the same k"
+                f"{_models(before.hands_on)}; leave one of the two out, or, where k is how many, give both the same k"
+            )
+
+
+def _models(number: int) -> str:
+    return {0: "a model for each group", 1: "one model"}.get(number, f"{number} models")
+
+
+def _check_groups(population: Population, stages: Sequence[Stage]) -> None:
+    """Group fine-tuning needs groups: those of the data, or found by the stage before it."""
+    from bespoke.methods import METHODS, GroupFL
+
+    for place, stage in enumerate(stages):
+        found = place > 0 and stages[place - 1].method.hands_on == 0
+        if isinstance(stage.method, GroupFL) and population.group is None and not found:
+            finders = [name for name, kind in METHODS.items() if kind.hands_on == 0 and kind is not GroupFL]
+            raise UserError(
+                f"stage {place}: {stage.method.name} needs groups of clients, and {population.about.get('name')} has "
+                "none; name a table's group column (--group COLUMN, or group in [data]), or put a stage before it "
+                f"that finds groups: {', '.join(finders)}"
             )
 
 

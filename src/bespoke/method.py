@@ -42,12 +42,9 @@ class Batching:  # how a client's rows become minibatches
     steps: int = 0  # if given, at most so many steps instead of epochs: one order of the rows, over and over
 
 
-class Batches(Protocol):
-    """One client's minibatches; the engine decides how they come about."""
-
+class Batches(Protocol):  # one client's minibatches; the engine decides how they come about
     @property
     def examples(self) -> Tensor: ...  # how many rows the client has, as a float scalar
-
     def __len__(self) -> int: ...
     def __getitem__(self, step: int) -> Params: ...
     def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
@@ -58,10 +55,8 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """What a round hands the server: sums, the declared EACH fields, and how many clients stand behind them."""
-
-    sums: Tree
+class Cohort:  # what a round hands the server, and which clients stand behind it
+    sums: Tree  # of methods with `groups` a row a group: every group is a cohort of its own
     each: Tree  # leaves have a first dimension: a client each, in the order of `clients`
     clients: tuple[int, ...]  # those whose update was used
     excluded: tuple[int, ...] = ()  # those whose update was not finite
@@ -72,10 +67,10 @@ class Setting:  # what the server knows before the first round
     seed: int = 0
     clients: int = 0  # numbered from 0
     training: int = 0  # of these, how many may take part in rounds; cross-device holds some out
+    groups: Tensor | None = None  # each client's, given or found by the stage before: from 1, and 0 where not known
 
 
-def knob(default: Any, doc: str, **bounds: Any) -> Any:
-    """A hyper-parameter: its default, what it means, and its bounds (ge, gt, le, lt), checked for every experiment."""
+def knob(default: Any, doc: str, **bounds: Any) -> Any:  # a hyper-parameter; bounds: ge, gt, le, lt, always checked
     return field(default=default, metadata={"doc": doc, "bounds": bounds})
 
 
@@ -94,10 +89,11 @@ class Method:
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
-    hands_on = 1  # how many models `params` gives the next stage; several are stacked along a first dimension
+    hands_on = 1  # how many models `params` gives the next stage, stacked if several; 0: one for each group
     starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
     linear_only: ClassVar[bool] = False  # it needs a model with one affine layer
     most_clients: ClassVar[int] = 0  # more it cannot serve; 0: any number
+    everyone: ClassVar[bool] = False  # True: all clients take part in its rounds, whatever the cohort
     stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
     choose = "global"  # who chooses among candidates: see bespoke.selection.choose
     keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
@@ -105,7 +101,10 @@ class Method:
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params}
 
-    def broadcast(self, server: Tree) -> Tree:  # what every client of the cohort is sent
+    def groups(self, server: Tree) -> Tensor | None:  # each client's row in `broadcast` and `sums`, where by group
+        return None
+
+    def broadcast(self, server: Tree) -> Tree:  # what every client of the cohort is sent; with groups, a row a group
         return {"params": server["params"]}
 
     def unicast(self, server: Tree, client: int) -> Tree:  # what one client is sent besides, if it must be known

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Split, Support, Validation
 from bespoke.engines.engine import Choice as EngineChoice
-from bespoke.engines.engine import Engine, RoundResult, choose
+from bespoke.engines.engine import Engine, RoundResult, broadcast_bytes, choose
 from bespoke.engines.host import ClientWork, Scores
 from bespoke.errors import UserError
 from bespoke.method import Method, Setting
@@ -28,7 +29,7 @@ from bespoke.privacy.ledger import Ledger
 from bespoke.privacy.transform import Transform
 from bespoke.randomness import generator, mix
 from bespoke.runfolder import Checkpoint, RunFolder
-from bespoke.sampling import Draw, Sampler
+from bespoke.sampling import Draw, Sampler, SideBySide
 from bespoke.selection import Acceptance, Choice, QueryScores, SupportScores, ValidationScores, accepted
 from bespoke.selection import choose as choose_candidate
 from bespoke.tensors import Params, Tree, count
@@ -93,10 +94,13 @@ class Experiment:
     def lower_is_better(self) -> bool:
         return self.metric in self.task.lower_is_better
 
-    def setting(self, place: int) -> Setting:
-        """What the server knows before the first round of a stage."""
+    def setting(self, place: int, start: Tree | None = None) -> Setting:
+        """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
         seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
-        return Setting(seed, len(self.population), len(self.split.train.clients))
+        groups = (start or {}).get("groups")
+        if groups is None and self.population.group is not None:
+            groups = torch.from_numpy(self.population.group + 1)  # 0 is for those whose group is not known
+        return Setting(seed, len(self.population), len(self.split.train.clients), groups)
 
 
 @dataclass
@@ -132,6 +136,7 @@ class Run:
         if found:
             self.folder.prune(found.stage)  # killed while it did so
         params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
+        start: Tree = {"params": params}
         with Engine(experiment.population, self._choice(params)) as engine:
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
@@ -139,11 +144,12 @@ class Run:
                     continue
                 if found and found.stage == place and place:
                     # what the stage began with: of it the private state of clients not yet seen is made
-                    params = restore_empty(params, self.folder.beginning(place).server["params"])
-                server = self._stage(engine, place, stage, params, found if found and found.stage == place else None)
-                params = stage.method.params(server)
+                    begun = self.folder.beginning(place).server
+                    start = {**begun, "params": restore_empty(params, begun["params"])}
+                server = self._stage(engine, place, stage, start, found if found and found.stage == place else None)
+                start = handed_on(stage.method, server, start)
                 found = None
-            return self._finish(engine, server, params)
+            return self._finish(engine, server, start["params"])
 
     def _choice(self, params: Params) -> EngineChoice:
         """How to execute; a run that is resumed is executed as it began, or its bits would differ."""
@@ -161,10 +167,10 @@ class Run:
         return chosen
 
     # -- one stage -----------------------------------------------------------------------------------------------------
-    def _stage(self, engine: Engine, place: int, stage: Stage, params: Params, found: Checkpoint | None) -> Tree:
-        experiment, method = self.experiment, stage.method
+    def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
+        experiment, method, params = self.experiment, stage.method, start["params"]
         engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
-        server, begin = method.init_server(params, experiment.setting(place)), 0
+        server, begin = method.init_server(params, experiment.setting(place, start)), 0
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
             self.segments = []
@@ -175,17 +181,17 @@ class Run:
                     self.folder.append(
                         "ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients))
                     )
-                self._save(engine, place, -1, {"params": params})
+                self._save(engine, place, -1, start)
             else:
                 self.folder.truncate_logs(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
             self._clear_private()  # after the checkpoint: the one before it names these files
-            shared = self._cached(place)
+            shared = self._cached(place, engine.stateful)
             if shared is not None:
-                return self._adopt(engine, place, stage, params, shared)
+                return self._adopt(engine, place, stage, server, shared)
         else:
-            server, begin, self.segments = found.server, found.round, list(found.segments)
-            server = restore_empty(method.init_server(params, experiment.setting(place)), server)
+            begin, self.segments = found.round, list(found.segments)
+            server = restore_empty(server, found.server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.folder.truncate_logs(found.logs)
             self._clear_private()  # segments of a checkpoint that was never finished
@@ -194,9 +200,7 @@ class Run:
         if not stage.rounds:
             return server
         self.progress.begin(f"{self.title or experiment.label}: {method.name}", stage.rounds, begin)
-        sampler = Sampler(
-            experiment.split.train, experiment.seed + 7919 * place, experiment.cohort, **experiment.sampling
-        )
+        sampler = self._sampler(place, method, server)
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
@@ -222,6 +226,15 @@ class Run:
                 raise Interrupted(f"stopped after round {number} of {stage.rounds}")
         self._share(place, stage, server)
         return server
+
+    def _sampler(self, place: int, method: Method, server: Tree) -> Sampler | SideBySide:
+        """Who takes part: a cohort of all clients, or a cohort of each group."""
+        experiment, groups = self.experiment, method.groups(server)
+        size, options = experiment.cohort, experiment.sampling
+        if method.everyone:
+            size, options = len(experiment.split.train.clients), {**experiment.sampling, "sampling": "full"}
+        sampler = Sampler(experiment.split.train, experiment.seed + 7919 * place, size, **options)
+        return sampler if groups is None or method.everyone else sampler.by_group(groups.numpy())
 
     def _save(self, engine: Engine, place: int, number: int, server: Tree) -> None:
         if number > 0:
@@ -355,9 +368,9 @@ class Run:
             picked = Choice(picked.default, self._pick(method, scores).own)
         plain, picked = picked, self._accepted(picked, experiment.stages[-1], scores, clients)
         support = split.test.support.sizes()
-        shared = method.broadcast(server)
-        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, shared, support))
-        self._write_clients(query, scores.get("validation"), picked, names)
+        sent = broadcast_bytes(method, server)
+        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, sent, support))
+        self._write_clients(query, scores.get("validation"), picked, names, self._served(server))
         if split.kind == "cross-device" and isinstance(chosen_on, ValidationScores):
             self._write_selection(chosen_on, picked)
         acceptance = self._acceptance(query, plain, picked)
@@ -382,7 +395,15 @@ class Run:
         self.folder.write_result({"label": self.experiment.label, "seed": self.experiment.seed, "validation": value})
         return self.folder.result() or {}
 
-    def _write_clients(self, query: QueryScores, validation: Any, picked: Choice, names: tuple[str, ...]) -> None:
+    def _served(self, server: Tree) -> Ints | None:
+        """The group whose model serves each client, where groups were found and not given."""
+        groups, given = self.experiment.stages[-1].method.groups(server), self.experiment.setting(0).groups
+        known = groups is None or (given is not None and torch.equal(groups, given))
+        return None if known or groups is None else groups.numpy()
+
+    def _write_clients(
+        self, query: QueryScores, validation: Any, picked: Choice, names: tuple[str, ...], served: Ints | None
+    ) -> None:
         split, population = self.experiment.split, self.experiment.population
         clients = query.clients
         table: dict[str, Any] = {
@@ -393,6 +414,7 @@ class Run:
             "validation_examples": split.test.validation.sizes(clients),
             "query_examples": split.test.query.sizes(clients),
             "candidate": [names[k] for k in picked.of(clients)],
+            **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
         }
         shared = Choice(0, {})
         for metric in self.experiment.task.metrics:
@@ -456,13 +478,16 @@ class Run:
     def _stage_key(self, place: int) -> str:
         return stage_key(self.experiment.config, place)
 
-    def _cached(self, place: int) -> RunFolder | None:
-        if self.cache is None or place == len(self.experiment.stages) - 1 or not self.experiment.stages[place].rounds:
+    def _cached(self, place: int, stateful: bool) -> RunFolder | None:
+        stages = self.experiment.stages
+        if self.cache is None or not stages[place].rounds:
+            return None
+        if stateful and place == len(stages) - 1:  # its personal models need private state, which stays in its run
             return None
         path = self.cache / self._stage_key(place)
         return RunFolder(path) if (path / "whole").exists() else None
 
-    def _adopt(self, engine: Engine, place: int, stage: Stage, params: Params, shared: RunFolder) -> Tree:
+    def _adopt(self, engine: Engine, place: int, stage: Stage, template: Tree, shared: RunFolder) -> Tree:
         """Take over a stage that another run has trained: its parameters and its lines in the logs."""
         found = shared.latest()
         assert found is not None
@@ -470,7 +495,6 @@ class Run:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
-        template = stage.method.init_server(params, self.experiment.setting(place))
         server = restore_empty(template, found.server)
         self._save(engine, place, stage.rounds, server)
         return server
@@ -504,6 +528,18 @@ def stage_key(config: dict[str, Any], place: int) -> str:
     rest = {k: v for k, v in config.items() if k not in ("label", "metric", "stage")}
     stages = config.get("stage", [])[: place + 1]
     return hashlib.blake2b(json.dumps([rest, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
+    """What the next stage starts from: the model or models, and groups if this stage or one before it found any."""
+    groups = method.groups(server)
+    found = {"groups": groups} if groups is not None else {k: v for k, v in start.items() if k == "groups"}
+    return {"params": method.params(server), **found}
+
+
+def found_group(row: int) -> str:
+    """What a group that was found is called; the row 0 is for those whose group is not known."""
+    return f"group {row}" if row else "none"
 
 
 def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:

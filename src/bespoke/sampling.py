@@ -5,7 +5,7 @@ A draw is a function of (seed, round); its cost does not depend on the size of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.data.splits import Train
-from bespoke.randomness import generator, permuted, uniform
+from bespoke.randomness import generator, mix, permuted, uniform
 
 Ints = NDArray[np.int64]
 Sampling = Literal["uniform", "poisson", "round-robin", "importance", "full"]
@@ -45,13 +45,31 @@ class Sampler:
     dropout: float = 0.0
     over_select: float = 1.0
     straggle: float = 0.0
+    among: Ints | None = None  # only these clients
+
+    @cached_property
+    def _everyone(self) -> Ints:
+        return self.train.clients if self.among is None else self.among
 
     @cached_property
     def _cumulative(self) -> Ints:
-        return np.cumsum(self.train.sizes())
+        return np.cumsum(self.train.sizes(self._everyone))
+
+    def by_group(self, groups: Ints) -> SideBySide:
+        """A cohort of its own for each group, all drawn like this one; `groups` of all clients, 0: not known."""
+        mine = groups[self.train.clients]
+        order = np.argsort(mine, kind="stable")
+        members = np.split(self.train.clients[order], np.cumsum(np.bincount(mine))[:-1])
+        return SideBySide(
+            tuple(
+                replace(self, seed=int(mix("group", self.seed, number)) & 0x7FFFFFFF, among=some)
+                for number, some in enumerate(members)
+                if number and len(some)
+            )
+        )
 
     def draw(self, round: int) -> Draw:
-        everyone = self.train.clients
+        everyone = self._everyone
         wanted = min(int(np.ceil(self.size * self.over_select - 1e-9)), len(everyone))
         places = self._places(round, wanted, len(everyone))
         contacted = everyone[np.sort(places)]
@@ -101,6 +119,19 @@ class Sampler:
                 time = uniform("arrival", self.seed, round, self.train.population.keys[answered])
             answered = np.sort(answered[np.argsort(time, kind="stable")[: self.size]])
         return answered
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Cohorts of several groups of clients, drawn side by side."""
+
+    groups: tuple[Sampler, ...]
+
+    def draw(self, round: int) -> Draw:
+        drawn = [sampler.draw(round) for sampler in self.groups]
+        nobody = [np.zeros(0, np.int64)]
+        contacted, reported = ([getattr(one, who) for one in drawn] or nobody for who in ("contacted", "reported"))
+        return Draw(np.sort(np.concatenate(contacted)), np.sort(np.concatenate(reported)))
 
 
 def _normal(*words: int | str | NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -237,8 +237,9 @@ def reopened(
     found = folder.latest()
     if found is None:
         raise UserError(f"{path} holds no checkpoint: its personal models cannot be made again")
-    method, start = experiment.stages[-1].method, folder.beginning(found.stage).server["params"]
-    server = method.init_server(start, experiment.setting(found.stage))
+    method, begun = experiment.stages[-1].method, folder.beginning(found.stage).server
+    start = begun["params"]
+    server = method.init_server(start, experiment.setting(found.stage, begun))
     if found.round >= 0:
         server = restore_empty(server, found.server)
     clients = experiment.split.test.query.clients

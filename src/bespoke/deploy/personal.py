@@ -66,8 +66,10 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     host.open(ClientWork(method, experiment.split.train, experiment.transforms), start)
     for name in found.segments:
         host.load_private(folder.path / "private" / name)
-    server = found.server if found.round >= 0 else method.init_server(start, experiment.setting(found.stage))
-    own = method.unicast(server, client)
+    server = (
+        found.server if found.round >= 0 else method.init_server(start, experiment.setting(found.stage, found.server))
+    )
+    own, groups = method.unicast(server, client), method.groups(server)
     choices = read_choices(folder.path)
     candidate = choices["own"].get(experiment.population.ids[client], choices["default"])
     support = experiment.split.test.support
@@ -75,7 +77,8 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
         raise UserError(f"client {experiment.population.ids[client]!r} has no rows to adapt on")
     key = int(mix("personalize", experiment.seed))
     stacked = tree_map(lambda leaf: leaf[None], own) or None
-    model = host.personal(method.broadcast(server), stacked, client, support, candidate, key)
+    rows = None if groups is None else groups[[client]].numpy()
+    model = host.personal(method.broadcast(server), stacked, client, support, candidate, key, rows)
     return model, method.candidates()[candidate]
 
 

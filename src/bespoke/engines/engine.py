@@ -24,10 +24,10 @@ from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Cohort
+from bespoke.method import Cohort, Method
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
-from bespoke.tensors import Params, Tree, count, stack
+from bespoke.tensors import Params, Tree, count, nbytes, stack, take
 
 Ints = NDArray[np.int64]
 
@@ -150,28 +150,31 @@ class Engine:
             return None
         return stack([method.unicast(server, int(client)) for client in clients])
 
+    def _rows(self, server: Tree, clients: Ints) -> Ints | None:
+        """Whose group's row of the broadcast each client is sent; None if there are no groups."""
+        groups = self.work.method.groups(server)
+        return None if groups is None else groups[torch.from_numpy(clients)].numpy()
+
     # -- a round -------------------------------------------------------------------------------------------------------
     def round(self, server: Tree, clients: Ints, key: int, coming: Ints | None = None) -> RoundResult:
         """Run one round on a cohort and hand back sums. `coming`: who takes part in the next, if that is known."""
-        from bespoke.tensors import nbytes, take
-
         method = self.work.method
-        shared, own = method.broadcast(server), self._own(server, clients)
+        shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
         if self.host:
-            merged: Partial = self.host.train(shared, own, clients, key, coming)
+            merged: Partial = self.host.train(shared, own, clients, key, coming, rows)
         else:
             sizes = self.work.train.sizes(clients)
             shares = self._shares(clients, steps_of(sizes, method.batching()))
             for worker, share in zip(self.workers, shares):
                 mine = take(own, torch.from_numpy(share)) if own else None
-                worker.start("train", shared, mine, clients[share], key)
+                worker.start("train", shared, mine, clients[share], key, None, _some(rows, share))
             merged = Partial()
             for part in self._answers():
                 merged.merge(part)
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
         for transform in reversed(self.work.transforms):
             cohort = transform.server(cohort)
-        down = nbytes(shared) * len(clients) + (nbytes(own) if own else 0)
+        down = broadcast_bytes(method, server) * len(clients) + (nbytes(own) if own else 0)
         return RoundResult(cohort, merged.bytes_up, down, merged.steps, merged.examples)
 
     # -- personal models -----------------------------------------------------------------------------------------------
@@ -179,17 +182,15 @@ class Engine:
         self, server: Tree, clients: Ints, support: Support, parts: dict[str, Support | Validation | Query], key: int
     ) -> Scores:
         """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates)."""
-        from bespoke.tensors import take
-
         method = self.work.method
-        shared, own = method.broadcast(server), self._own(server, clients)
-        parts = {name: rows for name, rows in parts.items() if rows.sizes(clients).sum()}
+        shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
+        parts = {name: part for name, part in parts.items() if part.sizes(clients).sum()}
         if self.host:
-            return self.host.examine(shared, own, clients, support, parts, key)
+            return self.host.examine(shared, own, clients, support, parts, key, rows)
         shares = self._shares(clients, support.sizes(clients) + 1)
         for worker, share in zip(self.workers, shares):
             mine = take(own, torch.from_numpy(share)) if own else None
-            worker.start("examine", shared, mine, clients[share], support, parts, key)
+            worker.start("examine", shared, mine, clients[share], support, parts, key, _some(rows, share))
         out: Scores = {}
         for answer, share in zip(self._answers(), shares):
             for part, sums in answer.items():
@@ -204,10 +205,11 @@ class Engine:
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
         """One client's chosen personal model."""
         shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))
+        rows = self._rows(server, np.array([client]))
         if self.host:
-            return self.host.personal(shared, own, client, support, candidate, key)
+            return self.host.personal(shared, own, client, support, candidate, key, rows)
         worker = self.workers[int(self.home(np.array([client]))[0])]
-        worker.start("personal", shared, own, client, support, candidate, key)
+        worker.start("personal", shared, own, client, support, candidate, key, rows)
         return worker.finish()
 
     # -- private state on disk -----------------------------------------------------------------------------------------
@@ -243,9 +245,17 @@ class Engine:
             self._answers()
 
 
-def _plain_unicast() -> Any:
-    from bespoke.method import Method
+def _some(rows: Ints | None, share: Ints) -> Ints | None:
+    return None if rows is None else rows[share]
 
+
+def broadcast_bytes(method: Method, server: Tree) -> int:
+    """What one client is sent of the broadcast: all of it, or its group's row."""
+    shared = method.broadcast(server)
+    return nbytes(shared if method.groups(server) is None else take(shared, 0))
+
+
+def _plain_unicast() -> Any:
     return Method.unicast
 
 
@@ -319,9 +329,10 @@ def _trial(population: Population, work: ClientWork, params: Params, chunk: int)
         run = host.train if work.method.trains else None
         if run is None:
             return True, f"small model of {count(params):,} parameters"
+        rows = None if work.method.groups(server) is None else np.zeros_like(some)
         for _ in range(2):  # the first run warms up
             begin = time.perf_counter()
-            run(work.method.broadcast(server), None, some, 0)
+            run(work.method.broadcast(server), None, some, 0, None, rows)
             speed[vectorized] = len(some) / (time.perf_counter() - begin)
     ratio = speed[True] / speed[False]
     faster = ratio > 1

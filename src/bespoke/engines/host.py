@@ -120,8 +120,14 @@ class Host:
         return rows if rows.population is self.population else replace(rows, population=self.population)
 
     # -- training ----------------------------------------------------------------------------------------------------
-    def train(self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None) -> Partial:
-        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's."""
+    def train(
+        self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None,
+        rows: Ints | None = None,
+    ) -> Partial:  # fmt: skip
+        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's.
+
+        rows: which row of `shared`, and of the sums, is each client's; where clients come in groups.
+        """
         self._use_threads()
         method = self.work.method
         batching = method.batching()
@@ -134,16 +140,17 @@ class Host:
         for positions in self.plan.chunks:
             chosen = clients[positions]
             private = self.private.read(chosen)
-            mine = take(own, torch.from_numpy(positions)) if own else {}
+            common, mine = _sent(shared, own, rows, positions)
             if self.mode.vectorized:
-                new, up = self._vectorized_round(shared, mine, private, orders.stacked(positions))
+                new, up = self._vectorized_round(common, mine, private, orders.stacked(positions))
             else:
                 rounds = (
-                    self._client_round({**shared, **take(mine, i)}, take(private, i), orders.sliced(p))
+                    self._client_round({**common, **take(mine, i)}, take(private, i), orders.sliced(p))
                     for i, p in enumerate(positions)
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
-            self._collect(result, chosen, new, up)
+            places = None if rows is None else torch.from_numpy(rows[positions])
+            self._collect(result, chosen, new, up, places, 0 if rows is None else len(next(leaves(shared))))
         return result
 
     def _planned(self, layout: Layout) -> Plan:
@@ -182,8 +189,10 @@ class Host:
 
         return torch.func.vmap(one)(own, private, batches.mapped())
 
-    def _collect(self, result: Partial, clients: Ints, private: Tree, up: Tree) -> None:
-        """Add what a chunk sent to the sums; leave out clients whose update is not finite."""
+    def _collect(
+        self, result: Partial, clients: Ints, private: Tree, up: Tree, places: Tensor | None = None, groups: int = 0
+    ) -> None:
+        """Add what a chunk sent to the sums (each client's to its group's place); leave out who is not finite."""
         result.bytes_up += nbytes(up)
         uplink = self.work.method.uplink
         # a single client's update is added where it lies; what begins the sums has to be memory of its own
@@ -197,10 +206,18 @@ class Host:
             result.excluded += clients[~finite.numpy()].tolist()
             up = take(up, finite)
             private = take(private, finite)
+            places = None if places is None else places[finite]
             sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
         self.private.write(good, private)
         each = {name: up[name] for name, reveal in uplink.items() if reveal is Reveal.EACH}
-        kept = {name: sums[name] for name, reveal in uplink.items() if reveal is Reveal.SUM}
+        summed = [name for name, reveal in uplink.items() if reveal is Reveal.SUM]
+        kept: Tree | None = {name: sums[name] for name in summed}
+        if places is not None:  # in place: with many groups a table of sums for each client would be slow
+            if result.sums is None:
+                result.sums = {name: _table(up[name], groups) for name in summed}
+            for name in summed:
+                tree_map(lambda table, leaf: table.index_add_(0, places, leaf), result.sums[name], up[name])
+            kept = None
         result.merge(Partial(sums=kept, each=each, clients=good.tolist()))
 
     # -- personal models -----------------------------------------------------------------------------------------------
@@ -212,25 +229,26 @@ class Host:
         support: Support,
         parts: dict[str, Support | Validation | Query],
         key: int,
+        rows: Ints | None = None,
     ) -> Scores:
         """Make every client's candidate personal models and score each of them on the rows of `parts`."""
         self._use_threads()
         orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
-        scored = {name: Orders.draw(self._held(rows), clients, WHOLE, None) for name, rows in parts.items()}
+        scored = {name: Orders.draw(self._held(part), clients, WHOLE, None) for name, part in parts.items()}
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
         # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
         trained = self.private.holds(clients)
         groups = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
         for positions, new in groups:
             private = self.private.read(clients[positions])
-            mine = take(own, torch.from_numpy(positions)) if own else {}
+            common, mine = _sent(shared, own, rows, positions)
             if self.mode.vectorized:
-                scores = self._vectorized_scores(shared, mine, private, orders, scored, positions, new)
+                scores = self._vectorized_scores(common, mine, private, orders, scored, positions, new)
                 pieces.append((positions, scores))
                 continue
             one = [
-                self._scores({**shared, **take(mine, i)}, take(private, i), orders.sliced(p),
-                             {name: rows.sliced(p).rows() for name, rows in scored.items()}, new)
+                self._scores({**common, **take(mine, i)}, take(private, i), orders.sliced(p),
+                             {name: part.sliced(p).rows() for name, part in scored.items()}, new)
                 for i, p in enumerate(positions)
             ]  # fmt: skip
             pieces.append((positions, stack(one)))
@@ -266,13 +284,15 @@ class Host:
         return torch.func.vmap(one)(own, private, batches.mapped(), others)
 
     def personal(
-        self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int
-    ) -> Params:
+        self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int,
+        rows: Ints | None = None,
+    ) -> Params:  # fmt: skip
         """One client's personal model: the chosen candidate, made anew."""
         orders = Orders.draw(self._held(support), np.array([client]), self.work.method.support_batching(), key)
-        mine, private = take(own, 0) if own else {}, take(self.private.read([client]), 0)
+        common, mine = _sent(shared, own, rows, np.zeros(1, np.int64))
+        private = take(self.private.read([client]), 0)
         new = not self.private.holds(np.array([client]))[0]
-        for place, model in enumerate(self._models({**shared, **mine}, private, orders.sliced(0), new)):
+        for place, model in enumerate(self._models({**common, **take(mine, 0)}, private, orders.sliced(0), new)):
             if place == candidate:
                 return model
         raise IndexError(candidate)
@@ -283,6 +303,19 @@ class Host:
 
     def load_private(self, path: Path, only: set[int] | None = None) -> None:
         self.private.load(path, only)
+
+
+def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:
+    """What these clients are sent: (the same for all, stacked for each); with groups each is sent its group's row."""
+    mine = take(own, torch.from_numpy(positions)) if own else {}
+    if rows is None:
+        return shared, mine
+    return {}, {**take(shared, torch.from_numpy(rows[positions])), **mine}
+
+
+def _table(stacked: Tree | Tensor, rows: int) -> Tree | Tensor:
+    """Zeros for sums of what these clients sent, a row for each group."""
+    return tree_map(lambda leaf: leaf.new_zeros((rows, *leaf.shape[1:])), stacked)
 
 
 def _assemble(pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int) -> Scores:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bespoke.method import Method
 from bespoke.methods.apfl import APFL
+from bespoke.methods.clustered_fl import ClusteredFL
 from bespoke.methods.ditto import Ditto
 from bespoke.methods.ensemble import Ensemble
+from bespoke.methods.feature_groups import FeatureGroups
 from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.fedprox import FedProx
 from bespoke.methods.finetune import FineTune
+from bespoke.methods.group_fl import GroupFL
+from bespoke.methods.group_perfl import GroupPerFL
 from bespoke.methods.hypcluster import HypCluster
 from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
@@ -23,7 +27,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha, SelfFL, AugmentedSelfFL,
+        Mocha, SelfFL, AugmentedSelfFL, GroupFL, GroupPerFL, ClusteredFL, FeatureGroups,
     )
 }  # fmt: skip
 
@@ -32,11 +36,15 @@ __all__ = [
     "METHODS",
     "MRMTL",
     "AugmentedSelfFL",
+    "ClusteredFL",
     "Ditto",
     "Ensemble",
+    "FeatureGroups",
     "FedAvg",
     "FedProx",
     "FineTune",
+    "GroupFL",
+    "GroupPerFL",
     "HypCluster",
     "KNNPer",
     "Local",

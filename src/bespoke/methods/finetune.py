@@ -3,16 +3,20 @@
 It has no rounds of its own: as a stage after FedAvg (or any other method) it turns the global model w into candidates
 w, w_1, ..., w_E, the models after each epoch, for every learning rate. Which of them is used is chosen on validation
 data, for all clients together or by each client for itself; epoch 0, the shared model itself, is one of the candidates.
+After a stage that hands on a model for each group, w is that of the client's group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from bespoke.method import Batches, Batching, Method, knob
+from torch import Tensor
+
+from bespoke.method import Batches, Batching, Method, Setting, knob
 from bespoke.methods.descend import descend
+from bespoke.methods.grouped import stacked
 from bespoke.tensors import Params, Tree
 
 
@@ -40,6 +44,14 @@ class FineTune(Method):
     unseen = "a client that never trained fine-tunes the shared model on its own rows"
     trains = False
     after = "fedavg"
+    starts_from: ClassVar[tuple[int, ...]] = (1, 0)
+
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        # the models of groups: each client starts from its own group's
+        return {"params": params, **({"groups": setting.groups} if stacked(self.task, params) else {})}
+
+    def groups(self, server: Tree) -> Tensor | None:
+        return server.get("groups")
 
     def support_batching(self) -> Batching:
         return Batching(

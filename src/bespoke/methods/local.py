@@ -24,6 +24,7 @@ class Local(FineTune):
     name = "local"
     paper = "the baseline without federation"
     after = ""
+    starts_from = (1,)
     downlink: ClassVar[dict[str, str]] = {}
     personal = "a model trained on the client's own rows alone"
     unseen = "a client that never trained trains its own model just like the others"

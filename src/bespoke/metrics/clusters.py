@@ -1,4 +1,4 @@
-"""What learned clusters hold, against groups that are known: Motley's Figure 6(d)."""
+"""What learned clusters hold, against groups that are known: Motley's Figure 6(d). So do groups found for GroupFL."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ def clusters_of(table: pd.DataFrame) -> list[Clusters]:
     found = []
     for label in dict.fromkeys(table["method"]):
         mine = table[table["method"] == label]
+        if "served" in mine and mine["served"].notna().any():  # in groups that a server found
+            found.append(_clusters(str(label), mine.assign(candidate=mine["served"].astype(str))))
+            continue
         chosen = mine["candidate"].astype(str)
         if not chosen.str.startswith(PREFIX).any():
             continue
@@ -64,5 +67,5 @@ def _clusters(label: str, table: pd.DataFrame) -> Clusters:
 
 
 def _place(name: str) -> float:
-    tail = str(name).removeprefix(PREFIX)
+    tail = str(name).removeprefix(PREFIX).removeprefix("group ")
     return float(tail) if tail.isdigit() else math.inf

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
-from bespoke.method import Method
+from bespoke.method import Batching, Method
 from bespoke.sampling import Draw
-from bespoke.tensors import Tree, nbytes
 
 
 class Ledger:
@@ -35,6 +34,7 @@ class Ledger:
             "bytes_down": down,
             "bytes_up": outcome.bytes_up if outcome else 0,
             "steps": outcome.steps if outcome else 0,
+            "epochs": _epochs(method.batching()) if outcome else 0,
             "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
         }
 
@@ -51,13 +51,11 @@ class Ledger:
             "revealed": {"feature sums": "SUM"} if floats else {},
         }
 
-    def personalization(
-        self, method: Method, choice: Choice, shared: Tree, support: NDArray[np.int64]
-    ) -> dict[str, Any]:
-        """Making the personal models: each client fetches what is broadcast (unless nothing is) and adapts it."""
+    def personalization(self, method: Method, choice: Choice, sent: int, support: NDArray[np.int64]) -> dict[str, Any]:
+        """Making the personal models: each client fetches the `sent` bytes of the broadcast (if any) and adapts it."""
         batching = method.support_batching()
         passes = batching.epochs * batching.uses if not method.trains else 0
-        down = nbytes(shared) * len(support) if method.downlink else 0
+        down = sent * len(support) if method.downlink else 0
         return {
             "stage": None,
             "round": None,
@@ -66,5 +64,11 @@ class Ledger:
             "bytes_down": down,
             "bytes_up": 0,
             "steps": int(steps_of(support, batching).sum()) * passes,
+            "epochs": 0 if method.trains else _epochs(batching),
             "revealed": {},
         }
+
+
+def _epochs(batching: Batching) -> int | None:
+    """Passes over its rows that a client makes in one descent; None where a round has steps instead."""
+    return None if batching.steps else batching.epochs

@@ -1,0 +1,82 @@
+"""A model for each group of clients: what group fine-tuning and the ways to find groups have in common.
+
+The server's models lie stacked. Row 0 is nobody's in training: the common model, for clients whose group is not known.
+Rows 1, 2, ... are the groups'. A client is sent its group's row alone, and only sums over its group leave it: every
+group is a federation of its own, with a server optimizer, a state of it and (in the sampling) a cohort of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bespoke.method import Cohort, Setting, Task
+from bespoke.methods.fedavg import FedAvg
+from bespoke.tensors import Params, Tree, scale, stack, take
+
+
+def stacked(task: Task, params: Params) -> bool:
+    """Whether these are several models, a row each."""
+    return any(params[name].dim() > leaf.dim() for name, leaf in task.fresh(0).items())
+
+
+@dataclass(frozen=True)
+class Grouped(FedAvg):
+    """Models of groups, stacked, each trained as in FedAvg. Subclasses say who belongs to which."""
+
+    downlink = {"params": "the model of the client's group"}
+    personal = "the model of the client's group"
+    hands_on = 0
+    starts_from: ClassVar[tuple[int, ...]] = (1, 0)
+
+    def models(self, params: Params, groups: int) -> Params:
+        """The models that groups start from: those handed in, or the common one for each."""
+        return params if stacked(self.task, params) else stack([params] * (groups + 1))
+
+    def begin(self, params: Params, members: Tensor, groups: int) -> Tree:
+        models = self.models(params, groups)
+        rows = len(next(iter(models.values())))
+        states = stack([self.server.init(take(models, row)) for row in range(rows)])
+        return {"params": models, "optimizer": states, "groups": members}
+
+    def groups(self, server: Tree) -> Tensor:
+        return server["groups"]
+
+    def step(self, server: Tree, delta: Params, weights: Tensor) -> Tree:
+        """Each group's model by its own mean change, through its own optimizer; without clients it stays as it is."""
+        moved = []
+        for row, weight in enumerate(weights):
+            model, state = take(server["params"], row), take(server["optimizer"], row)
+            if row and weight > 0:
+                model, state = self.server.step(state, model, scale(take(delta, row), 1 / weight))
+            moved.append((model, state))
+        params, optimizer = (stack(list(side)) for side in zip(*moved))
+        return {**server, "params": params, "optimizer": optimizer}
+
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+        here = server["groups"][torch.tensor(cohort.clients)].bincount()[1:]
+        here = here[here > 0]  # how few clients stand behind a sum is what it gives away of each
+        return {"groups": len(here), "smallest_group": int(here.min()) if len(here) else 0}
+
+
+@dataclass(frozen=True)
+class FoundGroups(Grouped):
+    """Groups that the server finds in what each client sends it. Subclasses say how."""
+
+    unseen = "a client that never trained has no group: it gets the model that all had in common"
+    everyone = True
+    starts_from = (1,)
+
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        return self.begin(params, torch.zeros(setting.clients, dtype=torch.int64), 1)
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        order = torch.tensor(cohort.clients).argsort()  # hosts answer in an order of their own
+        return self.regrouped(server, torch.tensor(cohort.clients)[order], take(cohort.each, order))
+
+    def regrouped(self, server: Tree, clients: Tensor, each: Tree) -> Tree:
+        """The state after these clients, in ascending order, sent these things."""
+        raise NotImplementedError
