@@ -42,9 +42,7 @@ class Batching:  # how a client's rows become minibatches
     steps: int = 0  # if given, at most so many steps instead of epochs: one order of the rows, over and over
 
 
-class Batches(Protocol):
-    """One client's minibatches; the engine decides how they come about."""
-
+class Batches(Protocol):  # one client's minibatches; the engine decides how they come about
     @property
     def examples(self) -> Tensor: ...  # how many rows the client has, as a float scalar
 
@@ -54,6 +52,7 @@ class Batches(Protocol):
     def epochs(self, many: int = 1) -> Iterator[Batches]: ...  # stretches of so many epochs
     def part(self, begin: int, end: int) -> Batches: ...  # these epochs only
     def first(self, steps: Tensor, most: int) -> Batches: ...  # with Batching.steps: each client's own number of them
+    def again(self, step: int, times: int) -> Batches: ...  # this step's batch alone, so many times
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
 
@@ -72,6 +71,7 @@ class Setting:  # what the server knows before the first round
     seed: int = 0
     clients: int = 0  # numbered from 0
     training: int = 0  # of these, how many may take part in rounds; cross-device holds some out
+    groups: Tensor | None = None  # each client's group, numbered from 0, where the data have groups
 
 
 def knob(default: Any, doc: str, **bounds: Any) -> Any:

@@ -162,6 +162,13 @@ class Host:
             return np.array_split(positions, -(-len(positions) // self.mode.chunk))
         return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
 
+    def _alike(self, positions: Ints, rows: Ints) -> list[Ints]:
+        """A chunk cut into clients with about as many rows to score: these are padded to the longest."""
+        if not self.mode.vectorized or len(positions) == 1:
+            return [positions]
+        sizes = 2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))
+        return [positions[part] for part in buckets(sizes.astype(np.int64), self.mode.chunk, LAUNCH_COST)]
+
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)
         undeclared = set(up) ^ set(self.work.method.uplink)
@@ -220,7 +227,9 @@ class Host:
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
         # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
         trained = self.private.holds(clients)
-        groups = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
+        chunks = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
+        largest = np.maximum.reduce([part.sizes for part in scored.values()]) if scored else np.zeros_like(clients)
+        groups = [(p, new) for some, new in chunks for p in self._alike(some, largest)]
         for positions, new in groups:
             private = self.private.read(clients[positions])
             mine = take(own, torch.from_numpy(positions)) if own else {}
