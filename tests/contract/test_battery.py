@@ -135,6 +135,7 @@ def test_all_ways_of_clustering_agree(name: str, knobs: dict[str, str]) -> None:
         ("per-fedavg", {"variant": "hessian-free"}),
         ("apfl", {"adapt": "round"}),
         ("apfl", {"adapt": "never"}),
+        ("self-fl-clustered", {"clusters": "uncertainty"}),
         *((method, {"steps_per_round": 5}) for method in STEPPING),
     ],
 )

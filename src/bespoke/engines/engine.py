@@ -24,7 +24,7 @@ from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Cohort
+from bespoke.method import Cohort, Method, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, count, stack
@@ -145,10 +145,7 @@ class Engine:
         return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
     def _own(self, server: Tree, clients: Ints) -> Tree | None:
-        method = self.work.method
-        if type(method).unicast is _plain_unicast():
-            return None
-        return stack([method.unicast(server, int(client)) for client in clients])
+        return unicast(self.work.method, server, clients)
 
     # -- a round -------------------------------------------------------------------------------------------------------
     def round(self, server: Tree, clients: Ints, key: int, coming: Ints | None = None) -> RoundResult:
@@ -243,10 +240,11 @@ class Engine:
             self._answers()
 
 
-def _plain_unicast() -> Any:
-    from bespoke.method import Method
-
-    return Method.unicast
+def unicast(method: Method, server: Tree, clients: Ints) -> Tree | None:
+    """What each of these clients is sent for itself, stacked; None if the method sends nothing so."""
+    if type(method).unicast is Method.unicast:
+        return None
+    return stack([method.unicast(server, int(client)) for client in clients])
 
 
 def choose(
@@ -310,18 +308,19 @@ def _round_seconds(population: Population, work: ClientWork, size: int, cohort: 
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
     """Run a few clients both ways and take the faster."""
     clients = work.train.clients[:chunk]
+    groups = None if population.group is None else torch.from_numpy(population.group)
     speed = {}
     for vectorized in (False, True):
         host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
-        server = work.method.init_server(params)
+        server = work.method.init_server(params, Setting(0, len(population), len(work.train.clients), groups))
         some = clients if vectorized else clients[:4]
         run = host.train if work.method.trains else None
         if run is None:
             return True, f"small model of {count(params):,} parameters"
         for _ in range(2):  # the first run warms up
             begin = time.perf_counter()
-            run(work.method.broadcast(server), None, some, 0)
+            run(work.method.broadcast(server), unicast(work.method, server, some), some, 0)
             speed[vectorized] = len(some) / (time.perf_counter() - begin)
     ratio = speed[True] / speed[False]
     faster = ratio > 1

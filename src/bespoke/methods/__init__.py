@@ -18,12 +18,13 @@ from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
+from bespoke.methods.self_fl_clustered import ClusteredSelfFL
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha, SelfFL, AugmentedSelfFL,
+        Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL,
     )
 }  # fmt: skip
 
@@ -32,6 +33,7 @@ __all__ = [
     "METHODS",
     "MRMTL",
     "AugmentedSelfFL",
+    "ClusteredSelfFL",
     "Ditto",
     "Ensemble",
     "FedAvg",

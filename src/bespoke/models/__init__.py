@@ -18,7 +18,7 @@ MODELS = {
     "mlp": "fully connected network, `hidden` layers with ReLU",
     "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
     "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
-    "lenet": "the network of PyTorch's CIFAR-10 tutorial: convolutions of 6 and 16, layers of 120 and 84, 62k parameters",
+    "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
