@@ -48,8 +48,8 @@ def test_the_batches_of_a_step_are_drawn_apart(variant: Any, draws: int) -> None
     seen: list[list[list[float]]] = []
 
     class Watched(PerFedAvg):
-        def meta_step(self, params: Params, drawn: list[Params], live: Any) -> Params:
-            seen.append([batch["x"].flatten().tolist() for batch in drawn])
+        def meta_step(self, params: Params, drawn: list[Any]) -> Params:
+            seen.append([batch[0]["x"].flatten().tolist() for batch in drawn])
             return params
 
     made = Watched(TASK, variant=variant, batch_size=4, epochs=2)

@@ -87,6 +87,7 @@ class ExperimentConfig(_Strict):
     evaluate_every: int = Field(
         default=0, ge=0, description="rounds between points of the learning curve; 0: ten in all"
     )
+    watched: int = Field(default=200, ge=1, description="validation clients scored for the learning curve, at most")
     data: DataConfig = DataConfig(source="chem97")
     split: SplitConfig = SplitConfig()
     model: ModelConfig = ModelConfig()

@@ -125,6 +125,7 @@ def build(
         sampling=sampling,
         transforms=transforms,
         evaluate_every=config.evaluate_every or max(most // 10, 1),
+        watched=config.watched,
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
     )

@@ -51,6 +51,7 @@ class Batches(Protocol):  # one client's minibatches; the engine decides how the
     def epochs(self, many: int = 1) -> Iterator[Batches]: ...  # stretches of so many epochs
     def part(self, begin: int, end: int) -> Batches: ...  # these epochs only
     def first(self, steps: Tensor, most: int) -> Batches: ...  # with Batching.steps: each client's own number of them
+    def again(self, step: int, times: int) -> Batches: ...  # this step's batch alone, so many times
     def rows(self) -> Params: ...  # all rows at once, with their mask
 
 

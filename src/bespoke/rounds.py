@@ -38,7 +38,6 @@ Ints = NDArray[np.int64]
 AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
-MOST_WATCHED = 200  # validation clients scored for the learning curve; the final choice uses all
 
 
 class Interrupted(Exception):
@@ -87,6 +86,7 @@ class Experiment:
     sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
     transforms: tuple[Transform, ...] = ()
     evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
+    watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
     engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
     config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
 
@@ -277,19 +277,22 @@ class Run:
         return f"{experiment.metric} {point:.4g}" if point is not None else ""
 
     def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
-        """A point of the learning curve: means over (at most MOST_WATCHED) validation clients."""
+        """A point of the learning curve: means over some validation clients, and the score weighted by their rows."""
         selection = self.experiment.split.selection
         clients = selection.validation.clients
         if not len(clients):
             return None
-        if len(clients) > MOST_WATCHED:
+        if len(clients) > self.experiment.watched:
             random = generator("watched", self.experiment.seed)
-            clients = np.sort(random.choice(clients, MOST_WATCHED, replace=False))
+            clients = np.sort(random.choice(clients, self.experiment.watched, replace=False))
         scores = self._examine(engine, server, clients, {"validation": selection.validation})
         validation = scores["validation"]
         assert isinstance(validation, ValidationScores)
         picked = self._pick(method, scores)
         means = {m: float(np.nanmean(validation.at(picked, m))) for m in self.experiment.task.metrics}
+        metric, rows = self.experiment.metric, selection.validation.sizes(clients)
+        values = validation.at(picked, metric)
+        means[f"weighted_{metric}"] = float(np.nansum(values * rows) / rows[~np.isnan(values)].sum())
         return {m: value if np.isfinite(value) else None for m, value in means.items()}
 
     # -- personal models -----------------------------------------------------------------------------------------------

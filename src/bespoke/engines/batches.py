@@ -62,6 +62,10 @@ class Sliced:
             raise TypeError(NO_STEPS)
         return replace(self, most=min(int(steps), most, self.most))
 
+    def again(self, step: int, times: int) -> Sliced:
+        batch = {name: column[None] for name, column in self[step].items()}
+        return replace(self, data=batch, repeats=1, steps=1, most=times)
+
     def rows(self) -> Params:
         return {name: column[0] for name, column in self.data.items()}
 
@@ -89,11 +93,15 @@ class Stacked:
         return self.most or self.steps * self.repeats
 
     def __getitem__(self, step: int) -> Params:
+        return self._gathered(*self._place(step), self.size)
+
+    def _place(self, step: int) -> tuple[int, int | Tensor]:
+        """The epoch of a step, and how many of its rows come before."""
         if self.most and not self.even:  # over and over a client's own batches: nobody waits for the longest
             own = -(-self.used // self.size)
-            return self._gathered(0, step % own.clamp(min=1) * self.size, self.size)
+            return 0, step % own.clamp(min=1) * self.size
         epoch, place = divmod(step, self.steps)
-        return self._gathered(epoch, place * self.size, self.size)
+        return epoch, place * self.size
 
     def _gathered(self, epoch: int, before: int | Tensor, count: int) -> Params:
         place = before + torch.arange(count)
@@ -120,6 +128,15 @@ class Stacked:
         if not self.most:
             raise TypeError(NO_STEPS)
         return replace(self, most=min(most, self.most), limit=steps)
+
+    def again(self, step: int, times: int) -> Stacked:
+        epoch, before = self._place(step)
+        here = (self.used - before).clamp(0, self.size)  # none for a client that only waits for the longest
+        epoch = epoch if len(self.orders) > 1 else 0
+        return replace(
+            self, orders=self.orders[epoch : epoch + 1], begin=self.begin + before * (here > 0), used=here,
+            steps=1, repeats=1, most=times, limit=None if self.even else times * (here > 0).float(),
+        )  # fmt: skip
 
     def rows(self) -> Params:
         return self._gathered(0, 0, self.steps * self.size)
@@ -148,7 +165,7 @@ def work_of(sizes: Ints, batching: Batching) -> tuple[int, int]:
         return int(steps_of(sizes, batching).sum()) * passes, int(sizes.sum()) * passes
     laps, rest = np.divmod(batching.steps, np.maximum(steps_of(sizes, batching), 1))
     examples = laps * sizes + np.minimum(rest * batching.size, sizes)
-    return batching.steps * int((sizes > 0).sum()), int(examples.sum())
+    return batching.uses * batching.steps * int((sizes > 0).sum()), batching.uses * int(examples.sum())
 
 
 class Layout:

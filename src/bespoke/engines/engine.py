@@ -24,7 +24,7 @@ from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Cohort, Method
+from bespoke.method import Cohort, Method, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, count, nbytes, stack, take
@@ -145,10 +145,7 @@ class Engine:
         return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
     def _own(self, server: Tree, clients: Ints) -> Tree | None:
-        method = self.work.method
-        if type(method).unicast is _plain_unicast():
-            return None
-        return stack([method.unicast(server, int(client)) for client in clients])
+        return unicast(self.work.method, server, clients)
 
     def _rows(self, server: Tree, clients: Ints) -> Ints | None:
         """Whose group's row of the broadcast each client is sent; None if there are no groups."""
@@ -255,8 +252,11 @@ def broadcast_bytes(method: Method, server: Tree) -> int:
     return nbytes(shared if method.groups(server) is None else take(shared, 0))
 
 
-def _plain_unicast() -> Any:
-    return Method.unicast
+def unicast(method: Method, server: Tree, clients: Ints) -> Tree | None:
+    """What each of these clients is sent for itself, stacked; None if the method sends nothing so."""
+    if type(method).unicast is Method.unicast:
+        return None
+    return stack([method.unicast(server, int(client)) for client in clients])
 
 
 def choose(
@@ -320,11 +320,12 @@ def _round_seconds(population: Population, work: ClientWork, size: int, cohort: 
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
     """Run a few clients both ways and take the faster."""
     clients = work.train.clients[:chunk]
+    groups = None if population.group is None else torch.from_numpy(population.group)
     speed = {}
     for vectorized in (False, True):
         host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
-        server = work.method.init_server(params)
+        server = work.method.init_server(params, Setting(0, len(population), len(work.train.clients), groups))
         some = clients if vectorized else clients[:4]
         run = host.train if work.method.trains else None
         if run is None:
@@ -332,7 +333,7 @@ def _trial(population: Population, work: ClientWork, params: Params, chunk: int)
         rows = None if work.method.groups(server) is None else np.zeros_like(some)
         for _ in range(2):  # the first run warms up
             begin = time.perf_counter()
-            run(work.method.broadcast(server), None, some, 0, None, rows)
+            run(work.method.broadcast(server), unicast(work.method, server, some), some, 0, None, rows)
             speed[vectorized] = len(some) / (time.perf_counter() - begin)
     ratio = speed[True] / speed[False]
     faster = ratio > 1

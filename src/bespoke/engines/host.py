@@ -150,7 +150,7 @@ class Host:
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
             places = None if rows is None else torch.from_numpy(rows[positions])
-            self._collect(result, chosen, new, up, places, 0 if rows is None else len(next(leaves(shared))))
+            self._collect(result, chosen, new, up, places, 0 if rows is None else len(leaves(shared)[0]))
         return result
 
     def _planned(self, layout: Layout) -> Plan:
@@ -168,6 +168,13 @@ class Host:
         if self.mode.gradient == "fused":  # compiled descent never touches padding: no need to sort by steps
             return np.array_split(positions, -(-len(positions) // self.mode.chunk))
         return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
+
+    def _alike(self, positions: Ints, rows: Ints) -> list[Ints]:
+        """A chunk cut into clients with about as many rows to score: these are padded to the longest."""
+        if not self.mode.vectorized or len(positions) == 1:
+            return [positions]
+        sizes = 2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))
+        return [positions[part] for part in buckets(sizes.astype(np.int64), self.mode.chunk, LAUNCH_COST)]
 
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)
@@ -238,7 +245,9 @@ class Host:
         pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
         # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
         trained = self.private.holds(clients)
-        groups = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
+        chunks = [(p, new) for new in (False, True) for p in self._chunks(orders.layout, trained != new)]
+        largest = np.maximum.reduce([part.sizes for part in scored.values()]) if scored else np.zeros_like(clients)
+        groups = [(p, new) for some, new in chunks for p in self._alike(some, largest)]
         for positions, new in groups:
             private = self.private.read(clients[positions])
             common, mine = _sent(shared, own, rows, positions)

@@ -22,12 +22,13 @@ from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
+from bespoke.methods.self_fl_clustered import ClusteredSelfFL
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha, SelfFL, AugmentedSelfFL, GroupFL, GroupPerFL, ClusteredFL, FeatureGroups,
+        Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL, FeatureGroups,
     )
 }  # fmt: skip
 
@@ -37,6 +38,7 @@ __all__ = [
     "MRMTL",
     "AugmentedSelfFL",
     "ClusteredFL",
+    "ClusteredSelfFL",
     "Ditto",
     "Ensemble",
     "FeatureGroups",

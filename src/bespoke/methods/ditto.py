@@ -3,7 +3,8 @@
 Clients train a shared model w as in FedAvg and, beside it, a private model v_k on f_k(v) + (lam / 2) ||v - w_t||^2, w_t
 the shared model at the round's start. Neither descent sees the other's steps, so it does not matter which goes first:
 implementations differ in the batches. In the original's code the two take turns on each batch (`order = "original"`:
-the same batches); in Motley's each has epochs of its own (`order = "motley"`: other batches).
+the same batches); in Motley's each has epochs of its own (`order = "motley"`: other batches). In
+rounds of `steps_per_round` steps both go over the same batches.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Ditto(PrivateModel):
         return not self.momentum and type(self) is Ditto
 
     def batching(self) -> Batching:
+        if self.steps_per_round:  # both descents take all of them
+            return replace(super().batching(), uses=2)
         return replace(super().batching(), epochs=self.epochs + self.private_epochs)
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:

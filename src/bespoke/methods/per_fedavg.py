@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
-
 from bespoke.method import Batches, Batching, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.shared_model import SharedModel
@@ -51,25 +49,39 @@ class PerFedAvg(SharedModel):
 
     def batching(self) -> Batching:
         # D, D' and D'' are the same step's batches of epochs shuffled apart: as many for every client, however few rows
-        return replace(super().batching(), epochs=self.draws * self.epochs)
+        # (a round in steps goes on to the next batches instead)
+        steps = self.draws * (self.steps_per_round or 0)
+        return replace(super().batching(), epochs=self.draws * self.epochs, steps=steps)
 
-    def meta_step(self, params: Params, drawn: list[Params], live: float | Tensor) -> Params:
+    def slope(self, params: Params, batch: Batches) -> Params:
+        """The gradient on a batch: what a step of length one goes. Nothing, where the batch only pads."""
+        return subtract(params, descend(self.task, params, batch, lr=1.0))
+
+    def meta_step(self, params: Params, drawn: list[Batches]) -> Params:
         """One step of the shared model on batches D, D' and, where they are needed, D''."""
         first, second, *third = drawn
-        gradient = self.task.gradient
-        slope = gradient(add_scaled(params, gradient(params, first), -self.alpha), second)
+        slope = self.slope(descend(self.task, params, first, lr=self.alpha), second)
         if third:
-            ahead, behind = (gradient(add_scaled(params, slope, far), third[0]) for far in (self.probe, -self.probe))
+            ahead, behind = (self.slope(add_scaled(params, slope, far), third[0]) for far in (self.probe, -self.probe))
             slope = add_scaled(slope, subtract(ahead, behind), -self.alpha / (2 * self.probe))
-        return add_scaled(params, slope, -self.lr * live)
+        return add_scaled(params, slope, -self.lr)
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         params = down["params"]
+        for drawn in self.drawn(batches):
+            params = self.meta_step(params, drawn)
+        return private, self.change(params, down["params"], batches)
+
+    def drawn(self, batches: Batches) -> Iterator[list[Batches]]:
+        """The batches D, D' and, where they are needed, D'' of every step."""
+        if self.steps_per_round:
+            for begin in range(0, len(batches), self.draws):
+                yield [batches.again(begin + place, 1) for place in range(self.draws)]
+            return
         for stretch in batches.epochs(self.draws):
             apart = list(stretch.epochs())
             for step in range(len(apart[0])):
-                params = self.meta_step(params, [epoch[step] for epoch in apart], apart[0].live(step))
-        return private, self.change(params, down["params"], batches)
+                yield [epoch.again(step, 1) for epoch in apart]
 
     def support_batching(self) -> Batching:
         return Batching(WHOLE, self.steps, shuffle=False)  # a step takes the gradient of all rows, as the paper's f_k

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bespoke.method import Batches, Batching, knob
+from bespoke.methods.descend import descend
 from bespoke.methods.shared_model import SharedModel
 from bespoke.tensors import Params, Tree, add_scaled, subtract
 
@@ -40,21 +41,19 @@ class PFedMe(SharedModel):
         return replace(super().batching(), uses=self.inner_steps)
 
     def support_batching(self) -> Batching:
+        if self.steps_per_round and self.adapt_epochs is None:
+            return self.batching()
         return Batching(self.batch_size, self.adapt_epochs or self.epochs, drop_last=self.drop_last)
 
     def local(self, w: Params, batches: Batches) -> tuple[Params, Params]:
         """(w_k, theta_k): the client's copy of the shared model and its personal model after these batches."""
         theta = w
         for step in range(len(batches)):
-            batch, live = batches[step], batches.live(step)
-            rate = self.personal_lr * live
-            for _ in range(self.inner_steps):
-                slope = self.task.gradient(theta, batch)
-                theta = {
-                    name: t - rate * (slope[name] + self.lam * (t - w[name]) + self.weight_decay * t)
-                    for name, t in theta.items()
-                }
-            w = add_scaled(w, subtract(w, theta), -self.lam * self.lr * live)
+            theta = descend(
+                self.task, theta, batches.again(step, self.inner_steps), lr=self.personal_lr,
+                weight_decay=self.weight_decay, anchor=w, pull=self.lam,
+            )  # fmt: skip
+            w = add_scaled(w, subtract(w, theta), -self.lam * self.lr * batches.live(step))
         return w, theta
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:

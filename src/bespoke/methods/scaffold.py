@@ -61,7 +61,7 @@ class Scaffold(SharedModel):
         return replace(super().batching(), epochs=self.epochs + (self.option == "I"))
 
     def gradient(self, params: Params, batches: Batches) -> Params:
-        """The gradient on all rows of an epoch, a batch at a time."""
+        """The gradient on all rows of an epoch (or on a round's, if it is in steps), a batch at a time."""
         total, rows = zeros_like(params), torch.zeros(())
         for step in range(len(batches)):
             batch = batches[step]
@@ -78,7 +78,8 @@ class Scaffold(SharedModel):
             control = self.gradient(start, batches.part(self.epochs, self.epochs + 1))
         else:
             # steps that only pad do not count; every epoch has the same
-            taken = self.epochs * sum(steps.live(step) for step in range(len(steps) // self.epochs))
+            many = 1 if self.steps_per_round else self.epochs
+            taken = many * sum(steps.live(step) for step in range(len(steps) // many))
             control = subtract(scale(subtract(start, trained), 1 / (taken * self.lr)), drift)
         return {"control": control}, {**self.change(trained, start, batches), "control": subtract(control, mine)}
 

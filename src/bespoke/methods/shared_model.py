@@ -24,6 +24,7 @@ class SharedModel(Method):
     lr: float = knob(0.1, "client learning rate", gt=0)
     epochs: int = knob(1, "local epochs per round", ge=1)
     batch_size: int = knob(32, "client batch size", ge=1)
+    steps_per_round: int | None = knob(None, "local steps per round in place of epochs, however few rows", ge=1)
     drop_last: bool = knob(False, "leave out the last, partial batch")
     shuffle: bool = knob(True, "draw new batches in every round; off: rows in their stored order")
     weighting: Literal["examples", "uniform"] = knob("examples", "weight of a client in the mean: examples or uniform")
@@ -37,7 +38,10 @@ class SharedModel(Method):
         return {"params": params, "optimizer": self.server.init(params)}
 
     def batching(self) -> Batching:
-        return Batching(self.batch_size, self.epochs, drop_last=self.drop_last, shuffle=self.shuffle)
+        return Batching(
+            self.batch_size, self.epochs, drop_last=self.drop_last, shuffle=self.shuffle,
+            steps=self.steps_per_round or 0,
+        )  # fmt: skip
 
     def weight(self, batches: Batches) -> Tensor:
         """What the client counts in the mean."""

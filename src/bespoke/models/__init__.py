@@ -7,7 +7,7 @@ from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, Linear, Network
+from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, LeNet, Linear, Network
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 
@@ -18,17 +18,19 @@ MODELS = {
     "mlp": "fully connected network, `hidden` layers with ReLU",
     "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
     "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
+    "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
-    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, MobileNetV2, LSTM, Transformer)
+    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, MobileNetV2, LSTM, Transformer)
 }
 _KINDS = {
-    "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "mobilenet": MobileNetV2, "lstm": LSTM, "transformer": Transformer,
+    "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "mobilenet": MobileNetV2, "lstm": LSTM,
+    "transformer": Transformer,
 }  # fmt: skip
-_IMAGES = ("cnn", "fedavg-cnn", "mobilenet")
+_IMAGES = ("cnn", "fedavg-cnn", "lenet", "mobilenet")
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "vocabulary")  # a network's fields that the data decide
 
 

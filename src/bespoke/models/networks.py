@@ -209,6 +209,37 @@ class FedAvgCNN(ImageNetwork):
         return Assembled(features, nn.Linear(512, self.outputs))
 
 
+@dataclass(frozen=True)
+class LeNet(ImageNetwork):
+    """The CIFAR-10 network of PyTorch's tutorial: 5 x 5 convolutions of 6 and 16 channels, layers of 120 and 84."""
+
+    classes: int = 10
+    side: int = 32
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.side < 16:
+            raise ValueError(f"images of {self.side} x {self.side} are too small for it: 16 x 16 at least")
+        super().__post_init__()
+
+    def build(self) -> nn.Module:
+        left = ((self.side - 4) // 2 - 4) // 2
+        features = nn.Sequential(
+            nn.Conv2d(self.channels, 6, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(6, 16, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(16 * left**2, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+        )
+        return Assembled(features, nn.Linear(84, self.classes))
+
+
 class _Recurrent(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
