@@ -18,6 +18,7 @@ from bespoke.tensors import Params, Tree
 
 class Reveal(Enum):  # what the server learns of a field that leaves the client
     SUM = "the cohort's sum only (fits secure aggregation and central privacy)"
+    COUNT = "how many clients there are: the same number for everyone, whatever its data"
     EACH = "every client's value (not private unless noised on the client)"
 
 
@@ -42,9 +43,7 @@ class Batching:  # how a client's rows become minibatches
     steps: int = 0  # if given, at most so many steps instead of epochs: one order of the rows, over and over
 
 
-class Batches(Protocol):
-    """One client's minibatches; the engine decides how they come about."""
-
+class Batches(Protocol):  # one client's minibatches; the engine decides how they come about
     @property
     def examples(self) -> Tensor: ...  # how many rows the client has, as a float scalar
 
