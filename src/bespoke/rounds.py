@@ -130,7 +130,8 @@ class Run:
         self.ledger = Ledger()
         self.segments: list[str] = []
         self.excluded: Counter[str] = Counter()
-        self.state: State = {}  # of the transforms, on the server
+        self.state: State = {}  # of the transforms, on the server: for the next round, and
+        self.used: State = {}  # in the last one
         self.account: Account | None = None
 
     # -- the whole -----------------------------------------------------------------------------------------------------
@@ -244,6 +245,7 @@ class Run:
                 account.attempt(place, number, "begun")
             if len(draw.reported) or account:
                 key = int(mix("round", experiment.seed, place, number))
+                self.used = self.state
                 outcome = engine.round(server, draw.reported, key, coming.reported, self.state)
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
@@ -288,10 +290,12 @@ class Run:
         if number == 0 or last or (every and number % every == 0):
             validation = self._watch(engine, method, server)
         entry = self.ledger.round(place, number, method, draw, outcome)
+        if self.account and outcome:
+            entry["noise"] = self.account.noise(place, self.used)
         ids = experiment.population.ids
         excluded = [ids[c] for c in outcome.cohort.excluded] if outcome else []
         self.excluded.update(excluded)
-        spent = self.account.line(place, number, self.state) if self.account else None
+        spent = self.account.line(place, number, self.used) if self.account else None
         lines: Lines = {"ledger.jsonl": entry, "rounds.jsonl": {
             "stage": place, "method": method.name, "round": number,
             "clients": len(outcome.cohort.clients) if outcome else 0, "excluded": excluded,

@@ -320,6 +320,12 @@ class Account:
         found = {view: _finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
         return {**found, "delta": self.delta, **({"bound": state["bound"]} if "bound" in state else {})}
 
+    def noise(self, place: int, state: State) -> dict[str, Any]:
+        """For the ledger: the norm to which messages were clipped, and the deviation of the noise by field."""
+        ours = self.gaussian(place)
+        bound = ours.bound if isinstance(ours.bound, dict) else ours.limit(state)
+        return {"clip": bound, "client": ours.deviations(state, "client"), "sum": ours.deviations(state, "sum")}
+
     def note(self, line: dict[str, Any]) -> str:
         """What the progress bar shows of a round's line."""
         epsilon = line[self.counted]
@@ -335,7 +341,8 @@ class Account:
         if made < planned:
             stopped = f"training stopped after {made} of {planned} rounds: one more would exceed the budget"
         return {
-            "secret": self.secret, "delta": self.delta, "budget": self.privacy.epsilon, "stopped": stopped,
+            "secret": self.secret, "accountant": self.privacy.accountant, "delta": self.delta,
+            "budget": self.privacy.epsilon, "stopped": stopped,
             "noise": self.settled["noise"] if sent else None, "local_noise": self.settled["local_noise"],
             "clip": self.privacy.clip, "adaptive": self.privacy.adaptive, "rounds": made, "planned": planned,
             "cohort": self.expected, "sampling": self.kind, "rate": self.rate, "adjacency": ADJACENCY[self.kind],
