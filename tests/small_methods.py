@@ -83,7 +83,7 @@ class LeakyDitto(SecretDitto):
     """The same, but it sends its secret: declared, so allowed; the positive control of the search for private bytes."""
 
     name = "leaky-ditto"
-    uplink = {**SmallDitto.uplink, "secret": Reveal.EACH}
+    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "secret": Reveal.EACH}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         new, up = super().client_round(down, private, batches)
@@ -197,7 +197,7 @@ class Silent(FedAvg):
     """Declares a field that it does not send."""
 
     name = "silent"
-    uplink = {**FedAvg.uplink, "promised": Reveal.SUM}
+    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "promised": Reveal.SUM}
 
 
 SMALL_METHODS: tuple[type[FedAvg], ...] = (Drift, SmallDitto, Median, Offsets, Motley4, Bounded)

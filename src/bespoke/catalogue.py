@@ -46,11 +46,29 @@ def print_methods(found: list[dict[str, Any]]) -> None:
     for column in ("method", "what it does", "a client ends up with", "the server learns"):
         table.add_column(column, overflow="fold")
     for method in found:
-        learns = ", ".join(f"{kind} of {name}" for name, kind in method["reveals"].items()) or "nothing"
-        table.add_row(method["name"], method["summary"], method["personal"], learns)
+        table.add_row(method["name"], method["summary"], method["personal"], learned(method["reveals"]))
     console = Console()
     console.print(table)
     console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
+
+
+def learned(reveals: dict[str, str]) -> str:
+    """What the server learns, read off the fields that leave a client."""
+    kinds = {"EACH": "every client's", "SUM": "sums of", "COUNT": "a count of clients by"}
+    found = {kind: [name for name, reveal in reveals.items() if reveal == kind] for kind in kinds}
+    return "; ".join(f"{kinds[kind]} {', '.join(names)}" for kind, names in found.items() if names) or "nothing"
+
+
+def hidden(reveals: dict[str, str]) -> str:
+    """What [privacy] can do about it."""
+    each = [name for name, reveal in reveals.items() if reveal == "EACH"]
+    if not reveals:
+        return "nothing to hide: epsilon is 0"
+    if each:
+        return (
+            f"needs local_noise, for {', '.join(each)} of every client is seen; with noise on sums epsilon is infinite"
+        )
+    return "noise on the sum, on the client, or both"
 
 
 def print_method(method: dict[str, Any]) -> None:
@@ -60,6 +78,8 @@ def print_method(method: dict[str, Any]) -> None:
     lines = {
         "sent to clients": "; ".join(f"{name}: {text}" for name, text in method["down"].items()) or "nothing",
         "leaves a client": "; ".join(f"{name}: {text}" for name, text in method["travels"].items()) or "nothing",
+        "the server learns": learned(method["reveals"]),
+        "under \\[privacy]": hidden(method["reveals"]),
         "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
         or "the data; no other state",
         "personal model": method["personal"],

@@ -203,6 +203,14 @@ def compare(
             "min_examples=20, or both with a comma (default: the report tries both).",
         ),
     ] = None,
+    privacy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TERMS",
+            help="Differential privacy for every method: epsilon=8,clip=1 (noise is calibrated), noise=1,clip=0.5, "
+            "local_noise=2, ...; see docs/privacy.md.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
@@ -239,6 +247,8 @@ def compare(
     }
     if metric:
         base["metric"] = metric
+    if privacy is not None:
+        base["privacy"] = _terms(privacy)
     rule = _rule(accept)
     if methods is not None and not _listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
@@ -273,6 +283,24 @@ def _rule(text: str | None) -> dict[str, Any]:
             raise UserError(f"--accept {text}: {part!r} is not of the form margin=0.02 or min_examples=20") from None
     check_acceptance(rule, "--accept")
     return rule
+
+
+def _terms(text: str) -> dict[str, Any]:
+    """A [privacy] table as the option gives it: epsilon=8,clip=1,adaptive=true."""
+    import tomllib
+
+    from bespoke.errors import UserError
+
+    terms: dict[str, Any] = {}
+    for part in _listed(text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"--privacy {text}: {part!r} is not of the form epsilon=8 or noise=1.1")
+        try:
+            terms[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            terms[name.strip()] = value.strip()  # a bare word
+    return terms
 
 
 def _command() -> str:
@@ -420,7 +448,16 @@ def run(
         f"{result['label']}: mean {result['metric']} per client {mean} ({better} is better), "
         f"{result['clients']} clients, {result['rounds']} rounds"
     )
+    for sentence in _guarantee(result):
+        print(sentence)
     print(f"Run folder: {folder}")
+
+
+def _guarantee(result: dict[str, Any]) -> list[str]:
+    """What a private run promises, in a few lines; nothing for others."""
+    from bespoke.metrics.guarantee import sentences
+
+    return sentences(result["privacy"]) if "privacy" in result else []
 
 
 @app.command()

@@ -25,6 +25,7 @@ from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.presets import Preset
+from bespoke.privacy.runs import together
 from bespoke.rounds import Experiment, Progress, Silent
 from bespoke.runfolder import FORMAT
 from bespoke.space import Space, grid, merged, probes, read_space
@@ -115,6 +116,7 @@ class Comparison:
             jobs.all(runs)
             experiment = jobs.bench.build(runs[-1].config)
             about = self._about(experiment, chosen, tuning, jobs.text())
+            self._spent(about["methods"], chosen)
         write_text(self.folder / "compare.json", json.dumps(about, indent=1))
         return self.folder
 
@@ -188,6 +190,17 @@ class Comparison:
             trials.append(Trial(number, knobs, jobs))
         return trials
 
+    def _spent(self, methods: list[dict[str, Any]], chosen: dict[str, dict[str, Any]]) -> None:
+        """Under privacy: what a method's first run costs together with the runs by which its knobs were chosen."""
+        if "privacy" not in self.base:
+            return
+        for entry in methods:
+            name, seeds = entry["label"], self.tune_seeds or self.seeds[:1]
+            needed = [name, *filter(None, [self._entry(name).after])]
+            tried = [t for n in needed if self._space(n) for t in self._trials(n, seeds, chosen)]
+            paths = [job.path for trial in tried for job in trial.jobs]
+            entry["tuning_cost"] = together([self.folder / "runs" / f"{name}-seed{self.seeds[0]}", *paths])
+
     def _about(
         self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any], engine: str
     ) -> dict[str, Any]:
@@ -201,7 +214,7 @@ class Comparison:
             "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
             "methods": [
                 {
-                    **describe(_bare(self._stages(name, chosen)[-1], f"compare: {name}")),
+                    **describe(_bare(self._config(name, self.seeds[0], chosen).stage[-1], f"compare: {name}")),
                     "label": name,
                     "title": self._entry(name).title,
                     "stages": self._stages(name, chosen),
@@ -239,6 +252,7 @@ class Comparison:
             "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
             "engine": {"text": engine},
             "cohort": experiment.cohort,
+            "privacy": self.base.get("privacy") or {},
             "command": self.command,
             "versions": {
                 "python": platform.python_version(),

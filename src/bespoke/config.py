@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from bespoke.errors import UserError, unknown
+from bespoke.privacy.settings import PrivacyConfig, check_privacy, uniform_weights
 
 if TYPE_CHECKING:
     from bespoke.selection import Acceptance
@@ -78,6 +79,12 @@ class EngineConfig(_Strict):
 
 class TransformConfig(_Strict):
     clip: float | None = Field(default=None, gt=0, description="largest norm of what a client sends as `delta`")
+    top_k: float | None = Field(
+        default=None, gt=0, le=1, description="part of the entries that travel, the largest; the rest waits its turn"
+    )
+    quantize: Literal["stochastic", "nearest"] | None = Field(
+        default=None, description="entries travel in eight bits, rounded so"
+    )
 
 
 class ExperimentConfig(_Strict):
@@ -94,6 +101,7 @@ class ExperimentConfig(_Strict):
     cohort: CohortConfig = CohortConfig()
     engine: EngineConfig = EngineConfig()
     transform: TransformConfig = TransformConfig()
+    privacy: PrivacyConfig | None = Field(default=None, description="clipping, noise and a budget; none without it")
     stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
 
 
@@ -224,12 +232,19 @@ def _apply(raw: dict[str, Any], override: str) -> None:
 
 def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     """Validate an experiment, or say what is wrong, where, and what is allowed."""
+    from bespoke.methods import METHODS
+
+    if raw.get("privacy") is not None and isinstance(raw.get("stage"), list):
+        stages = [uniform_weights(stage, METHODS) if isinstance(stage, dict) else stage for stage in raw["stage"]]
+        raw = {**raw, "stage": stages}
     try:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as error:
         raise explain(error, ExperimentConfig, where) from None
     _check_data(config.data, where)
     _check_split(config.split, where)
+    if config.privacy is not None:
+        check_privacy(config.privacy, where, clip=config.transform.clip, keep=config.transform.top_k)
     for place, stage in enumerate(config.stage):
         check_stage(stage, f"{where}: stage {place}")
     return config
@@ -347,6 +362,7 @@ def explain(error: ValidationError, model: type[BaseModel], where: str, also: tu
         holder: Any = model
         for part in path[:-1]:
             holder = holder.model_fields[part].annotation
+            holder = next((kind for kind in get_args(holder) if kind is not type(None)), holder)  # a table or none
         return unknown("key", key, [*holder.model_fields, *also], where)
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", first["ctx"]["expected"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from bespoke.config import ExperimentConfig, check_stage
+from bespoke.config import ExperimentConfig, TransformConfig, check_stage
 from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
@@ -19,6 +19,8 @@ from bespoke.errors import UserError, unknown
 from bespoke.method import Method
 from bespoke.models import build_task
 from bespoke.privacy.clip import Clip
+from bespoke.privacy.compress import Compress
+from bespoke.privacy.settings import check_fields
 from bespoke.privacy.transform import Transform
 from bespoke.rounds import Experiment, Stage
 
@@ -105,14 +107,15 @@ def build(
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
     sampling = config.cohort.model_dump(exclude={"size"})
-    transforms: tuple[Transform, ...] = (Clip(config.transform.clip),) if config.transform.clip else ()
     for stage in stages:
-        if transforms and stage.method.trains and "delta" not in stage.method.uplink:
+        if config.transform.clip and stage.method.trains and "delta" not in stage.method.uplink:
             sent = ", ".join(stage.method.uplink)
             raise UserError(
                 f"transform.clip bounds what clients send as delta, and {stage.method.name} sends {sent} instead; "
                 "leave one of the two out"
             )
+    if config.privacy is not None:
+        check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])
     return Experiment(
         label=config.label or stages[-1].method.name,
         population=population,
@@ -123,12 +126,21 @@ def build(
         seed=config.seed,
         cohort=min(size, max(trained, 1)),
         sampling=sampling,
-        transforms=transforms,
+        transforms=transforms_of(config.transform),
+        privacy=config.privacy,
         evaluate_every=config.evaluate_every or max(most // 10, 1),
         watched=config.watched,
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
     )
+
+
+def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:
+    """What acts on messages besides privacy. Clipping comes last: it scales a compressed message, and bounds it."""
+    clip = (Clip(config.clip),) if config.clip else ()
+    if config.top_k is None and config.quantize is None:
+        return clip
+    return (Compress(config.top_k, config.quantize), *clip)
 
 
 def check_stages_fit(methods: Sequence[Method]) -> None:

@@ -18,6 +18,7 @@ from bespoke.tensors import Params, Tree
 
 class Reveal(Enum):  # what the server learns of a field that leaves the client
     SUM = "the cohort's sum only (fits secure aggregation and central privacy)"
+    COUNT = "how many clients there are: the same number for everyone, whatever its data"
     EACH = "every client's value (not private unless noised on the client)"
 
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,8 +25,11 @@ from bespoke.engines.engine import Engine, RoundResult, broadcast_bytes, choose
 from bespoke.engines.host import ClientWork, Scores
 from bespoke.errors import UserError
 from bespoke.method import Method, Setting
+from bespoke.privacy.budget import Account
 from bespoke.privacy.ledger import Ledger
-from bespoke.privacy.transform import Transform
+from bespoke.privacy.settings import PrivacyConfig
+from bespoke.privacy.tally import Plan
+from bespoke.privacy.transform import State, Transform
 from bespoke.randomness import generator, mix
 from bespoke.runfolder import Checkpoint, RunFolder
 from bespoke.sampling import Draw, Sampler, SideBySide
@@ -37,6 +40,7 @@ from bespoke.tensors import Params, Tree, count
 Ints = NDArray[np.int64]
 AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
+Lines = dict[str, dict[str, Any]]  # what is to be written, by log
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
 
 
@@ -85,6 +89,7 @@ class Experiment:
     cohort: int = 100
     sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
     transforms: tuple[Transform, ...] = ()
+    privacy: PrivacyConfig | None = None  # what else acts on messages, and how much of it may be spent
     evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
     watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
     engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
@@ -101,6 +106,11 @@ class Experiment:
         if groups is None and self.population.group is not None:
             groups = torch.from_numpy(self.population.group + 1)  # 0 is for those whose group is not known
         return Setting(seed, len(self.population), len(self.split.train.clients), groups)
+
+    def sampler(self, place: int, secret: int = 0) -> Sampler:
+        """Who comes to the rounds of a stage; `secret` makes it more than a function of the seed."""
+        seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
+        return Sampler(self.split.train, seed, self.cohort, **self.sampling)
 
 
 @dataclass
@@ -124,6 +134,9 @@ class Run:
         self.ledger = Ledger()
         self.segments: list[str] = []
         self.excluded: Counter[str] = Counter()
+        self.state: State = {}  # of the transforms, on the server: for the next round, and
+        self.used: State = {}  # in the last one
+        self.account: Account | None = None
 
     # -- the whole -----------------------------------------------------------------------------------------------------
     def run(self) -> dict[str, Any]:
@@ -137,6 +150,7 @@ class Run:
             self.folder.prune(found.stage)  # killed while it did so
         params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
         start: Tree = {"params": params}
+        self.account = self._accounted()
         with Engine(experiment.population, self._choice(params)) as engine:
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
@@ -150,6 +164,21 @@ class Run:
                 start = handed_on(stage.method, server, start)
                 found = None
             return self._finish(engine, server, start["params"])
+
+    def _accounted(self) -> Account | None:
+        """The privacy account, if there is one to keep."""
+        experiment = self.experiment
+        if experiment.privacy is None:
+            return None
+        plans = tuple(Plan(s.method, s.rounds, experiment.sampler(place)) for place, s in enumerate(experiment.stages))
+        statistics = bool(experiment.population.about.get("statistics_floats"))
+        account = Account(experiment.privacy, plans, experiment.transforms, self.folder.path, statistics)
+        if not account.secret:
+            self.progress.note(
+                "privacy.reproducible: the noise follows from the seed, so this run is NOT private; epsilon is what a "
+                "run with secret noise would spend"
+            )
+        return account
 
     def _choice(self, params: Params) -> EngineChoice:
         """How to execute; a run that is resumed is executed as it began, or its bits would differ."""
@@ -170,6 +199,12 @@ class Run:
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
         engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
+        rounds = stage.rounds
+        if self.account and rounds:
+            self.account.look(place, engine.template())
+            rounds = self.account.rounds(place)
+            engine.open(ClientWork(method, experiment.split.train, self.account.around(place)), params)
+        self.state = engine.start()
         server, begin = method.init_server(params, experiment.setting(place, start)), 0
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
@@ -193,53 +228,63 @@ class Run:
             begin, self.segments = found.round, list(found.segments)
             server = restore_empty(server, found.server)
             self.excluded = Counter(found.about.get("excluded", {}))
+            self.state = found.about.get("state", self.state)
             self.folder.truncate_logs(found.logs)
+            self._append(found.about.get("lines", {}))
             self._clear_private()  # segments of a checkpoint that was never finished
             if begin < stage.rounds or stage is experiment.stages[-1]:  # else nobody asks for it any more
                 engine.load_private([self.folder.path / "private" / name for name in self.segments])
         if not stage.rounds:
             return server
-        self.progress.begin(f"{self.title or experiment.label}: {method.name}", stage.rounds, begin)
+        self.progress.begin(f"{self.title or experiment.label}: {method.name}", rounds, begin)
+        account = self.account
         sampler = self._sampler(place, method, server)
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
         coming = sampler.draw(begin + 1)
-        for number in range(begin + 1, stage.rounds + 1):
+        for number in range(begin + 1, rounds + 1):
             began = time.monotonic()
             draw, coming = coming, sampler.draw(number + 1)
             outcome = None
-            if len(draw.reported):
+            if account:
+                account.attempt(place, number, "begun")
+            if len(draw.reported) or account:
                 key = int(mix("round", experiment.seed, place, number))
-                outcome = engine.round(server, draw.reported, key, coming.reported)
-                if outcome.cohort.clients:
-                    server = method.server_round(server, outcome.cohort)
-            note = self._log(engine, place, method, number, draw, outcome, server, last=number == stage.rounds)
+                self.used = self.state
+                outcome = engine.round(server, draw.reported, key, coming.reported, self.state)
+                if outcome.cohort.clients or (account and account.covers(place)):
+                    seen = account.seen(place, outcome.cohort) if account else outcome.cohort
+                    server, self.state = method.server_round(server, seen), outcome.state
+            note = self._log(engine, place, method, number, draw, outcome, server, last=number == rounds)
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
             self.progress.advance(1, note)
             self.after_round(place, number)
             stopping = self.stop()
-            if stopping or number == stage.rounds or time.monotonic() - saved > self.checkpoint_seconds:
+            if stopping or number == rounds or time.monotonic() - saved > self.checkpoint_seconds:
                 self._save(engine, place, number, server)
                 saved = time.monotonic()
             if stopping:
-                raise Interrupted(f"stopped after round {number} of {stage.rounds}")
+                raise Interrupted(f"stopped after round {number} of {rounds}")
         self._share(place, stage, server)
         return server
 
     def _sampler(self, place: int, method: Method, server: Tree) -> Sampler | SideBySide:
         """Who takes part: a cohort of all clients, or a cohort of each group."""
         experiment, groups = self.experiment, method.groups(server)
-        size, options = experiment.cohort, experiment.sampling
+        sampler = experiment.sampler(place, self.account.cohort_key if self.account else 0)
         if method.everyone:
-            size, options = len(experiment.split.train.clients), {**experiment.sampling, "sampling": "full"}
-        sampler = Sampler(experiment.split.train, experiment.seed + 7919 * place, size, **options)
+            sampler = replace(sampler, size=len(experiment.split.train.clients), sampling="full")
         return sampler if groups is None or method.everyone else sampler.by_group(groups.numpy())
 
-    def _save(self, engine: Engine, place: int, number: int, server: Tree) -> None:
+    def _save(self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None) -> None:
+        """A checkpoint; `lines`: what the logs will say of its last round, if they do not yet."""
         if number > 0:
             self.segments += engine.save_private(self.folder.path / "private", f"{place:03d}-{number:07d}")
-        about = {"excluded": dict(self.excluded)}
+        about = {
+            "excluded": dict(self.excluded), **({"state": self.state} if self.state else {}),
+            **({"lines": lines} if lines else {}),
+        }  # fmt: skip
         self.folder.save(Checkpoint(place, number, server, self.folder.log_lengths(), self.segments, about))
 
     def _clear_private(self) -> None:
@@ -259,22 +304,35 @@ class Run:
         if number == 0 or last or (every and number % every == 0):
             validation = self._watch(engine, method, server)
         entry = self.ledger.round(place, number, method, draw, outcome)
+        if self.account and outcome:
+            entry["noise"] = self.account.noise(place, self.used)
         ids = experiment.population.ids
         excluded = [ids[c] for c in outcome.cohort.excluded] if outcome else []
         self.excluded.update(excluded)
-        self.folder.append("ledger.jsonl", entry)
-        self.folder.append("rounds.jsonl", {
+        spent = self.account.line(place, number, self.used) if self.account else None
+        lines: Lines = {"ledger.jsonl": entry, "rounds.jsonl": {
             "stage": place, "method": method.name, "round": number,
             "clients": len(outcome.cohort.clients) if outcome else 0, "excluded": excluded,
             "dropped": len(draw.contacted) - len(draw.reported) if draw else 0,
             **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
             "examples": outcome.examples if outcome else 0, "validation": validation,
             **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
-        })  # fmt: skip
+            **({"privacy": spent} if spent else {}),
+        }}  # fmt: skip
+        if self.account and self.account.secret and number:
+            # secret noise cannot be drawn again: the round is on disk before anything of it can be seen
+            self._save(engine, place, number, server, lines)
+            self.account.attempt(place, number, "done")
+        self._append(lines)
         point = validation[experiment.metric] if validation else None
         if self.after_point and number and point is not None:
             self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
-        return f"{experiment.metric} {point:.4g}" if point is not None else ""
+        notes = [f"{experiment.metric} {point:.4g}"] if point is not None else []
+        return " · ".join([*notes, self.account.note(spent)] if self.account and spent else notes)
+
+    def _append(self, lines: Lines) -> None:
+        for log, entry in lines.items():
+            self.folder.append(log, entry)
 
     def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
         """A point of the learning curve: means over some validation clients, and the score weighted by their rows."""
@@ -395,7 +453,9 @@ class Run:
             scores = self._examine(engine, server, validation.clients, {"validation": validation})
             picked = self._pick(method, scores)
             value = _number(np.nanmean(scores["validation"].at(picked, self.experiment.metric)))
-        self.folder.write_result({"label": self.experiment.label, "seed": self.experiment.seed, "validation": value})
+        self.folder.write_result({
+            "label": self.experiment.label, "seed": self.experiment.seed, "validation": value, **self._privacy(),
+        })  # fmt: skip
         return self.folder.result() or {}
 
     def _served(self, server: Tree) -> Ints | None:
@@ -464,12 +524,15 @@ class Run:
             "query": _number(np.nanmean(query.at(picked, metric))),
             "chosen": {"candidate": common, "by_client": bool(picked.own)} if len(names) > 1 else {},
             "candidates": {name: _number(value) for name, value in curve.items()} if len(names) > 1 else {},
-            **acceptance, "notes": [],
+            **acceptance, **self._privacy(), "notes": [],
         }  # fmt: skip
         own = {experiment.population.ids[client]: candidate for client, candidate in picked.own.items()}
         write_text(self.folder.path / "choices.json", json.dumps({"default": picked.default, "own": own}))
         self.folder.write_result(result)
         return self.folder.result() or {}
+
+    def _privacy(self) -> dict[str, Any]:
+        return {"privacy": self.account.statement()} if self.account else {}
 
     def _unevaluated(self) -> int:
         split = self.experiment.split
@@ -498,6 +561,8 @@ class Run:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
+        if self.account:
+            self.account.adopt(shared.path)
         server = restore_empty(template, found.server)
         self._save(engine, place, stage.rounds, server)
         return server
@@ -516,6 +581,8 @@ class Run:
         for log in ("rounds.jsonl", "ledger.jsonl"):
             lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] == place]
             write_text(making / log, "".join(f"{line}\n" for line in lines))
+        if self.account:
+            self.account.share(making, place)
         entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
         (making / "whole").touch()
         try:

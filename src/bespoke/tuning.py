@@ -24,6 +24,7 @@ from bespoke.experiments import load_population, resolved, to_toml
 from bespoke.jobs import Job, Jobs
 from bespoke.methods import METHODS
 from bespoke.presets import OWN, Preset, joined
+from bespoke.privacy.runs import together
 from bespoke.rounds import Progress, Silent
 from bespoke.runfolder import FORMAT, RunFolder
 from bespoke.space import (
@@ -165,7 +166,7 @@ class Tuning:
                 "lower_is_better": lower, "seeds": list(self.seeds), "space": space_json(self.space),
                 "search": {"optuna": True, "trials": self.trials, "pruner": self.pruner} if self.optuna else "grid",
                 "trials": [self._entry(trial) for trial in tried], "best": self._entry(winner),
-                "experiment": self.base, "engine": engine, "command": self.command,
+                "experiment": self.base, "engine": engine, "command": self.command, **self._spent(tried),
                 "versions": {
                     "python": platform.python_version(),
                     **{p: version(p) for p in ("bespoke-fl", "torch", "numpy", *(["optuna"] if self.optuna else []))},
@@ -176,6 +177,14 @@ class Tuning:
             write_text(self.folder / "best.toml", said + to_toml(chosen))
             write_text(self.folder / "tune.json", json.dumps(about, indent=1))
         return about
+
+    def _spent(self, tried: list[Trial]) -> dict[str, Any]:
+        """Under privacy: what all trials cost together; one that was given up counts as a whole one."""
+        paths = [job.path for trial in tried for job in trial.jobs]
+        ended = [path for path in paths if (path / "result.json").exists()]
+        if not (self.base.get("privacy") and ended):
+            return {}
+        return {"privacy": together([path if path in ended else ended[0] for path in paths])}
 
     def _claim(self) -> None:
         """Take the folder for this search, or refuse it: what was begun with another cannot go on with this one."""

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,10 @@ from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Cohort, Method, Setting
+from bespoke.method import Cohort, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
+from bespoke.privacy.transform import State
 from bespoke.tensors import Params, Tree, count, nbytes, stack, take
 
 Ints = NDArray[np.int64]
@@ -70,6 +71,7 @@ class RoundResult:
     bytes_down: int
     steps: int
     examples: int
+    state: State = field(default_factory=dict)  # of the transforms, for the next round
 
 
 class Engine:
@@ -124,7 +126,7 @@ class Engine:
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage: a method, its rows, and the parameters its private state starts from."""
         self.work = work
-        self.stateful = bool(work.method.init_private(params))
+        self.stateful = bool(work.method.init_private(params)) or work.remembers
         self._all("open", work, params)
 
     def home(self, clients: Ints) -> Ints:
@@ -153,12 +155,23 @@ class Engine:
         return None if groups is None else groups[torch.from_numpy(clients)].numpy()
 
     # -- a round -------------------------------------------------------------------------------------------------------
-    def round(self, server: Tree, clients: Ints, key: int, coming: Ints | None = None) -> RoundResult:
-        """Run one round on a cohort and hand back sums. `coming`: who takes part in the next, if that is known."""
+    def round(
+        self, server: Tree, clients: Ints, key: int, coming: Ints | None = None, state: State | None = None
+    ) -> RoundResult:
+        """Run one round on a cohort and hand back sums.
+
+        `coming`: who takes part in the next, if that is known; `state`: of the transforms, as the last round left it.
+        """
         method = self.work.method
-        shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
-        if self.host:
-            merged: Partial = self.host.train(shared, own, clients, key, coming, rows)
+        state = self.start() if state is None else state
+        if state:
+            self._all("tell", state)
+        shared, own = method.broadcast(server), self._own(server, clients) if len(clients) else None
+        rows = self._rows(server, clients)
+        if not len(clients):
+            merged = Partial()
+        elif self.host:
+            merged = self.host.train(shared, own, clients, key, coming, rows)
         else:
             sizes = self.work.train.sizes(clients)
             shares = self._shares(clients, steps_of(sizes, method.batching()))
@@ -168,11 +181,25 @@ class Engine:
             merged = Partial()
             for part in self._answers():
                 merged.merge(part)
+        if merged.sums is None and any(transform.covers for transform in self.work.transforms):
+            empty = self.template()  # that nobody sent anything must not be seen
+            merged.sums = {name: empty[name] for name, reveal in method.uplink.items() if reveal is not Reveal.EACH}
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
         for transform in reversed(self.work.transforms):
-            cohort = transform.server(cohort)
-        down = broadcast_bytes(method, server) * len(clients) + (nbytes(own) if own else 0)
-        return RoundResult(cohort, merged.bytes_up, down, merged.steps, merged.examples)
+            cohort, state = transform.server(cohort, state, key)
+        down = (broadcast_bytes(method, server) + 4 * len(state)) * len(clients) + (nbytes(own) if own else 0)
+        return RoundResult(cohort, merged.bytes_up, down, merged.steps, merged.examples, state)
+
+    def start(self) -> State:
+        """The transforms' state before the first round of a stage."""
+        return {name: value for transform in self.work.transforms for name, value in transform.start().items()}
+
+    def template(self) -> Tree:
+        """What a message of the stage looks like, all zeros."""
+        if self.host:
+            return self.host.template()
+        self.workers[0].start("template")
+        return self.workers[0].finish()
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def examine(

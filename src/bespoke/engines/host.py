@@ -21,11 +21,11 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.engines.batches import COLUMNS, Layout, Orders, Sliced, Stacked, buckets, work_of
 from bespoke.engines.private import PrivateTable
-from bespoke.method import Batching, Method, Reveal
+from bespoke.method import Batching, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
-from bespoke.privacy.transform import Transform
-from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map
+from bespoke.privacy.transform import Sent, State, Transform
+from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map, zeros_like
 
 Ints = NDArray[np.int64]
 AnyRows = TypeVar("AnyRows", bound=Rows)
@@ -52,6 +52,11 @@ class ClientWork:
     method: Method
     train: Train
     transforms: tuple[Transform, ...] = ()
+
+    @property
+    def remembers(self) -> bool:
+        """Whether clients keep something besides what the method keeps."""
+        return self.method.trains and any(transform.remembers for transform in self.transforms)
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,35 @@ class Host:
         """Begin a stage; `params` are what a client's private state starts from."""
         task: Any = work.method.task
         self.work = replace(work, method=replace(work.method, task=task.differentiated(self.mode.gradient)))
-        self.private = PrivateTable(work.method.init_private(params))
+        self.train_rows = self._held(work.train)
+        self.params, self.told = params, State()
+        self.private = PrivateTable(self._initial(params))
         # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
-        self.stacks = compiled and work.method.stackable and not work.transforms
-        self.train_rows = self._held(work.train)
+        self.stacks = compiled and work.method.stackable
         self.plan: Plan | None = None
+
+    def _initial(self, params: Params) -> Tree:
+        """What a client holds before its first round: the method's state, and what transforms remember beside it."""
+        private = self.work.method.init_private(params)
+        if not self.work.remembers:
+            return private
+        memory: Tree = {}
+        for transform in self.work.transforms:
+            memory |= transform.memory(self.template())
+        return {"method": private, "memory": memory} if private else {"memory": memory}
+
+    def template(self) -> Tree:
+        """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
+        method, client = self.work.method, self.train_rows.clients[:1]
+        server = method.init_server(self.params, Setting(0, len(self.population), len(self.train_rows.clients)))
+        down = {**method.broadcast(server), **method.unicast(server, int(client[0]))}
+        orders = Orders.draw(self.train_rows, client, method.batching(), 0)
+        return zeros_like(method.client_round(down, method.init_private(self.params), orders.sliced(0))[1])
+
+    def tell(self, state: State) -> None:
+        """What the server tells all clients of its transforms."""
+        self.told = state
 
     def _use_threads(self) -> None:
         # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
@@ -139,7 +167,7 @@ class Host:
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
         for positions in self.plan.chunks:
             chosen = clients[positions]
-            private = self.private.read(chosen)
+            private, memory = self._parted(self.private.read(chosen))
             common, mine = _sent(shared, own, rows, positions)
             if self.mode.vectorized:
                 new, up = self._vectorized_round(common, mine, private, orders.stacked(positions))
@@ -149,9 +177,23 @@ class Host:
                     for i, p in enumerate(positions)
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
+            sent = Sent(up, nbytes(up), self.population.keys[chosen], key, self.told, memory)
+            for transform in self.work.transforms:
+                sent = transform.client(sent)
+            result.bytes_up += sent.nbytes
             places = None if rows is None else torch.from_numpy(rows[positions])
-            self._collect(result, chosen, new, up, places, 0 if rows is None else len(leaves(shared)[0]))
+            groups = 0 if rows is None else len(leaves(shared)[0])
+            self._collect(result, chosen, self._joined(new, sent.memory), sent.up, places, groups)
         return result
+
+    def _parted(self, private: Tree) -> tuple[Tree, Tree]:
+        """A client's state: what the method sees of it, and what its transforms remember."""
+        return (private.get("method", {}), private["memory"]) if self.work.remembers else (private, {})
+
+    def _joined(self, private: Tree, memory: Tree) -> Tree:
+        if not self.work.remembers:
+            return private
+        return {"method": private, "memory": memory} if private else {"memory": memory}
 
     def _planned(self, layout: Layout) -> Plan:
         return Plan(layout, self._chunks(layout), *work_of(layout.sizes, layout.batching))
@@ -183,8 +225,6 @@ class Host:
             raise TypeError(
                 f"{type(self.work.method).__name__} sends {sorted(up)} but declares {sorted(self.work.method.uplink)}"
             )
-        for transform in self.work.transforms:
-            up = transform.client(up)
         return new, up
 
     def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: Stacked) -> tuple[Tree, Tree]:
@@ -200,7 +240,6 @@ class Host:
         self, result: Partial, clients: Ints, private: Tree, up: Tree, places: Tensor | None = None, groups: int = 0
     ) -> None:
         """Add what a chunk sent to the sums (each client's to its group's place); leave out who is not finite."""
-        result.bytes_up += nbytes(up)
         uplink = self.work.method.uplink
         # a single client's update is added where it lies; what begins the sums has to be memory of its own
         alone = len(clients) == 1 and result.sums is not None
@@ -217,7 +256,7 @@ class Host:
             sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
         self.private.write(good, private)
         each = {name: up[name] for name, reveal in uplink.items() if reveal is Reveal.EACH}
-        summed = [name for name, reveal in uplink.items() if reveal is Reveal.SUM]
+        summed = [name for name in up if name not in each]  # a transform may have added one
         kept: Tree | None = {name: sums[name] for name in summed}
         if places is not None:  # in place: with many groups a table of sums for each client would be slow
             if result.sums is None:
@@ -249,7 +288,7 @@ class Host:
         largest = np.maximum.reduce([part.sizes for part in scored.values()]) if scored else np.zeros_like(clients)
         groups = [(p, new) for some, new in chunks for p in self._alike(some, largest)]
         for positions, new in groups:
-            private = self.private.read(clients[positions])
+            private, _ = self._parted(self.private.read(clients[positions]))
             common, mine = _sent(shared, own, rows, positions)
             if self.mode.vectorized:
                 scores = self._vectorized_scores(common, mine, private, orders, scored, positions, new)
@@ -299,7 +338,7 @@ class Host:
         """One client's personal model: the chosen candidate, made anew."""
         orders = Orders.draw(self._held(support), np.array([client]), self.work.method.support_batching(), key)
         common, mine = _sent(shared, own, rows, np.zeros(1, np.int64))
-        private = take(self.private.read([client]), 0)
+        private = take(self._parted(self.private.read([client]))[0], 0)
         new = not self.private.holds(np.array([client]))[0]
         for place, model in enumerate(self._models({**common, **take(mine, 0)}, private, orders.sliced(0), new)):
             if place == candidate:

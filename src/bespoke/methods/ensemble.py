@@ -87,8 +87,9 @@ class Ensemble(FedAvg):
         moved = []
         for place in range(self.k):
             model, state = take(models, place), take(optimizers, place)
-            if weights[place] > 0:
-                model, state = self.server.step(state, model, scale(take(delta, place), 1.0 / weights[place]))
+            if weights[place] > 0:  # a noisy sum of weights may be next to nothing; a true one is at least one client's
+                mean = scale(take(delta, place), 1.0 / weights[place].clamp(min=1.0))
+                model, state = self.server.step(state, model, mean)
             moved.append((model, state))
         params, states = (stack(list(side)) for side in zip(*moved))
         return params, states

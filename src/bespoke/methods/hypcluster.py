@@ -120,7 +120,7 @@ class HypCluster(Ensemble):
         return {"params": own, "common": common, "optimizer": {"own": own_state, "common": state}, "count": count}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        clients = server["count"].int().tolist()
+        clients = server["count"].clamp(min=0).round().int().tolist()  # noise may make them negative
         return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
 
     def candidates(self) -> tuple[str, ...]:

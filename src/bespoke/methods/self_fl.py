@@ -92,7 +92,7 @@ class SelfFL(Method):
     @property
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         fields = ("delta", "weight", "spread", *(("examples",) if self.weighting == "examples" else ()))
-        return dict.fromkeys(fields, Reveal.SUM)
+        return {**dict.fromkeys(fields, Reveal.SUM), "count": Reveal.COUNT}
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -106,7 +106,7 @@ class SelfFL(Method):
         return {name: server[name] for name in ("params", "between", "total")}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
-        sums, here = cohort.sums, len(cohort.clients)
+        sums, here = cohort.sums, float(cohort.sums["count"])
         rate = self.activity or min(here / max(float(server["clients"]), 1.0), 1.0)
         mean = scale(sums["delta"], 1 / sums[self._part])
         between = server["between"] if self.between else self.spread(sums, mean, here).clamp(min=TINY)
@@ -114,7 +114,7 @@ class SelfFL(Method):
         # those who were not there are taken for like those who were
         return {**server, "params": params, "between": between, "total": sums["weight"] / rate}
 
-    def spread(self, sums: Tree, mean: Params, clients: int) -> Tensor:
+    def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 14, in the weights of the mean."""
         return sums["spread"] / sums[self._part] - squared_norm(mean)
 
@@ -188,6 +188,7 @@ class SelfFL(Method):
         """What a client sends: its weighted change, the weight, and the change's weighted square."""
         part = weight if self.weighting == "precision" else batches.examples
         up = {"delta": scale(delta, part), "weight": weight, "spread": part * squared_norm(delta)}
+        up["count"] = torch.ones_like(weight)
         return up if self.weighting == "precision" else {**up, "examples": part}
 
     # -- personal models -----------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class AugmentedSelfFL(SelfFL):
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         return {**super().uplink, "local": Reveal.SUM}
 
-    def spread(self, sums: Tree, mean: Params, clients: int) -> Tensor:
+    def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 22: of the converged models, unweighted, for their own sum travels too."""
         return sums["spread"] / clients - squared_norm(scale(sums["local"], 1 / clients))
 

@@ -32,7 +32,9 @@ class SharedModel(Method):
         default_factory=ServerOptimizer, metadata={"doc": "server optimizer: name, lr and what belongs to it"}
     )
 
-    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM}
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        return {"delta": Reveal.SUM, "weight": Reveal.COUNT if self.weighting == "uniform" else Reveal.SUM}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params, "optimizer": self.server.init(params)}

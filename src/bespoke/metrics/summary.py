@@ -21,6 +21,7 @@ from bespoke.metrics import clients as over
 from bespoke.metrics import significance
 from bespoke.metrics.acceptance import Accepted, acceptances
 from bespoke.metrics.clients import Cells, Gains, OverSeeds, Run, Study, load_clients, read_study
+from bespoke.metrics.guarantee import guarantees
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
 
@@ -268,7 +269,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         )
     summary.accepted.extend(acceptances(study.runs, table, metric, lower, baseline, study.compare.get("accept") or {}))
     summary.notes.extend(_notes(study, summary, table))
-    summary.answer.extend(words.answer(summary))
+    summary.answer.extend([*words.answer(summary), *private(study, summary)])
     return summary
 
 
@@ -481,3 +482,14 @@ def _notes(study: Study, summary: Summary, table: pd.DataFrame) -> list[str]:
             "were left out for all methods, because at least one method had no finite number there."
         )
     return notes
+
+
+def private(study: Study, summary: Summary) -> list[str]:
+    """A sentence with every method's epsilon, where there was privacy."""
+    rows = guarantees(study)
+    if not rows:
+        return []
+    listed = "; ".join(f"{summary.method(row['label']).title} {row['epsilon']}" for row in rows)
+    aside = "" if all(row["secret"] for row in rows) else " The noise was reproducible: these runs are NOT private."
+    deltas = " to ".join(sorted({f"{row['delta']:.2g}" for row in rows}))
+    return [f"Privacy of released models, epsilon at delta {deltas}: {listed}.{aside}"]

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from bespoke.method import Cohort
-from bespoke.tensors import Tree, norm, scale
+import torch
+from torch import Tensor
+
+from bespoke.privacy.transform import Sent, Transform
+from bespoke.tensors import leaves, scale
+
+
+def norms(tree: Any) -> Tensor:
+    """The Euclidean norm of every client's part of a stacked tree."""
+    squares = [(leaf * leaf).flatten(1).sum(1) if leaf.dim() > 1 else leaf * leaf for leaf in leaves(tree)]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def clipped(tree: Any, bound: float) -> Any:
+    """Every client's part of a stacked tree, scaled to a norm of at most `bound`."""
+    return scale(tree, (bound / norms(tree).clamp(min=1e-12)).clamp(max=1.0))
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Transform):
     """Scale the named fields, taken together, to a Euclidean norm of at most `bound`."""
 
     bound: float
     fields: tuple[str, ...] = ("delta",)
 
-    def client(self, up: Tree) -> Tree:
-        chosen = {name: up[name] for name in self.fields}
-        factor = (self.bound / norm(chosen).clamp(min=1e-12)).clamp(max=1.0)
-        return {**up, **scale(chosen, factor)}
-
-    def server(self, cohort: Cohort) -> Cohort:
-        return cohort
+    def client(self, sent: Sent) -> Sent:
+        chosen = {name: sent.up[name] for name in self.fields}
+        return replace(sent, up={**sent.up, **clipped(chosen, self.bound)})

@@ -1,18 +1,52 @@
-"""What acts on messages between client and server: clipping, noise, compression."""
+"""What acts on messages between client and server: clipping, noise, compression.
+
+A transform has a client half, on what leaves a client, and a server half, on the sums. Hosts apply the client half to
+some clients at a time, stacked along a first dimension, after the method has made their messages: each client's part is
+its own, whatever is stacked with it.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bespoke.method import Cohort
 from bespoke.tensors import Tree
 
+State = dict[str, float]  # what a transform keeps on the server from round to round, and tells all clients
 
-class Transform(Protocol):
-    """Clip, noise, compress: a client half on what leaves, a server half on the sum, undone in reverse order."""
 
-    @property
-    def fields(self) -> tuple[str, ...]: ...  # the uplink fields it acts on
+@dataclass(frozen=True)
+class Sent:
+    """What some clients are about to send, stacked, a client each along the first dimension of every leaf."""
 
-    def client(self, up: Tree) -> Tree: ...
-    def server(self, cohort: Cohort) -> Cohort: ...
+    up: Tree
+    nbytes: int  # on the wire, all of them together
+    clients: NDArray[np.uint64]  # their keys, and
+    key: int  # the round's: what keyed draws are made of
+    told: State = field(default_factory=dict)
+    memory: Tree = field(default_factory=dict)  # what stays on each client for its next message, stacked too
+
+
+class Transform:
+    """Does nothing; what a transform does it puts in place of these."""
+
+    covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
+    remembers = False  # True: clients keep something of it, as private as the method's own state
+
+    def memory(self, up: Tree) -> Tree:
+        """What a client remembers before its first message, which looks like `up`."""
+        return {}
+
+    def start(self) -> State:
+        """The server's state before the first round."""
+        return {}
+
+    def client(self, sent: Sent) -> Sent:
+        return sent
+
+    def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
+        """The sums as the method's server is to see them, and the state of the next round."""
+        return cohort, state

@@ -23,6 +23,7 @@ from bespoke.errors import UserError
 from bespoke.metrics import clients as over
 from bespoke.metrics.answer import change_of, signed_change
 from bespoke.metrics.clients import Study
+from bespoke.metrics.guarantee import ASIDE, guarantees
 from bespoke.metrics.significance import draws_for
 from bespoke.metrics.summary import BEFORE, Summary, read, summarize_study, with_before
 from bespoke.metrics.text import (
@@ -54,6 +55,12 @@ from bespoke.reports.motley import motley_parts
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LEARNED = {
+    "SUM": "only the sum is seen",
+    "EACH": "each value is seen",
+    "COUNT": "the same for everyone",
+}  # what the server learns, in the words of a tag
 
 
 def write_report(paths: Sequence[Path], output: Path) -> Path:
@@ -110,6 +117,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         configs=_configs(study),
         excluded={method.title: method.excluded for method in summary.methods if method.excluded},
         dropped=_dropped(study),
+        guarantees=guarantees(study),
         reference="the model before" if summary.baseline == BEFORE else summary.method(summary.baseline).title,
         payload=_script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
                               "lookup": _lookup(drawn, summary)}),
@@ -207,10 +215,11 @@ def _environment() -> Environment:
     environment.filters |= {
         "number": number, "percent": percent, "signed": signed, "p": p_text, "size": size, "plain": _plain,
         "unbroken": _unbroken, "metric": metric_name, "finite": math.isfinite,
+        "plain_number": lambda value: "–" if value is None else f"{value:.3g}",
         "capital": lambda text: text[:1].upper() + text[1:],
     }  # fmt: skip
     environment.globals |= {
         "count": count, "change": signed_change, "change_of": change_of, "with_interval": with_interval,
-        "draws_for": draws_for, "BEFORE": BEFORE,
+        "draws_for": draws_for, "BEFORE": BEFORE, "ASIDE": ASIDE, "LEARNED": LEARNED,
     }  # fmt: skip
     return environment

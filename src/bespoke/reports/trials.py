@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bespoke.metrics.guarantee import ASIDE, epsilon_text
+
 SHOWN = 15  # rows; all of them are in trials.parquet
 
 
@@ -45,8 +47,17 @@ def print_trials(about: dict[str, Any], folder: Path, console: Console | None = 
         f"Best: {chosen} (validation {about['metric']} {value})",
         f"Run it: bespoke run {folder / 'best.toml'}",
         f"All trials: {folder / 'trials.parquet'}",
+        *_cost(about.get("privacy")),
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _cost(spent: dict[str, Any] | None) -> list[str]:
+    """Under privacy: what it costs to have looked at the same clients in every trial."""
+    if not spent:
+        return []
+    epsilon = epsilon_text(spent["epsilon"])
+    return [f"Privacy: {spent['runs']} trials together have epsilon {epsilon} at delta {spent['delta']:.2g}. {ASIDE}"]
 
 
 def _caption(about: dict[str, Any], ranked: list[Any], unusable: list[Any]) -> str:

@@ -1,0 +1,376 @@
+"""A run's privacy account: how much noise, what each round has spent, and when training has to stop.
+
+Two guarantees, each for one client against all others:
+
+- `released`: for whoever sees what leaves the server (its models, round by round), but neither messages nor sums.
+- `messages`: for whoever sees a client's messages one by one, the server itself: it holds by local noise alone.
+
+Noise that nobody can predict must not be drawn twice for one result. A round's result is on disk before anything of it
+can be seen (a checkpoint, then a line in attempts.jsonl, then the logs), so a resumed run never repeats it; a round
+that was cut short is repeated with fresh noise, and since its messages may have been seen, `messages` counts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.arrays import write_text
+from bespoke.errors import UserError
+from bespoke.method import Cohort, Reveal
+from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, gaussian_epsilon, library
+from bespoke.privacy.compress import Compress
+from bespoke.privacy.gaussian import Adaptive, Gaussian
+from bespoke.privacy.settings import PrivacyConfig
+from bespoke.privacy.tally import VIEWS, Plan, Tally, expected_size, sampling_of
+from bespoke.privacy.transform import State, Transform
+from bespoke.tensors import Tree, leaves
+
+Floats = NDArray[np.float64]
+
+
+class Account:
+    """Made once for a run; `folder` keeps what must survive it."""
+
+    def __init__(
+        self, privacy: PrivacyConfig, plans: tuple[Plan, ...], transforms: tuple[Transform, ...], folder: Path,
+        statistics: bool = False,
+    ) -> None:  # fmt: skip
+        library()  # without it nothing below can be said
+        self.privacy, self.plans, self.transforms, self.folder = privacy, plans, transforms, folder
+        self.local = privacy.local_noise is not None
+        self.central = privacy.noise is not None or not self.local
+        self.kind, self.rate = sampling_of(plans[0].sampler, self.local)
+        self.expected = expected_size(plans[0].sampler)
+        self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
+        self.general = self._general(statistics)
+        self.begun, self.done = self._attempts()
+        self.settled = self._settle()
+        self.limits: dict[int, int] = {}
+
+    @property
+    def secret(self) -> bool:
+        """Whether the noise cannot be repeated."""
+        return not self.privacy.reproducible
+
+    @property
+    def cohort_key(self) -> int:
+        """Part of what cohorts are drawn by, where their secrecy is counted on; else 0."""
+        return int(self.settled["cohorts"] or 0)
+
+    # -- what cannot be accounted for -------------------------------------------------------------------------------
+    def _general(self, statistics: bool) -> list[str]:
+        sampler, why = self.plans[0].sampler, []
+        if statistics and not self.privacy.public_statistics:
+            why.append(
+                "sums of the data travel without noise to standardize them (say data.standardize = 'none' or 'client', "
+                "or privacy.public_statistics = true if their means and deviations are public)"
+            )
+        if sampler.sampling == "importance":
+            why.append("who is sampled depends on how many examples clients have (cohort.sampling = 'importance')")
+        if sampler.over_select > 1 and sampler.straggle:
+            why.append("who reports first depends on how many examples clients have (cohort.straggle)")
+        return why
+
+    def why(self, place: int, view: str) -> list[str]:
+        """Why nothing can be promised of a stage; empty if something can."""
+        plan = self.plans[place]
+        if not plan.method.trains or not plan.rounds:
+            return []
+        why, name = [], plan.method.name
+        each = [field for field, reveal in plan.method.uplink.items() if reveal is Reveal.EACH]
+        if each and not self.local and view == "released":
+            why.append(
+                f"{name} shows the server every client's {', '.join(each)}, which noise on a sum cannot hide "
+                "(use privacy.local_noise)"
+            )
+        if not self.local and view == "messages":
+            why.append("messages are not noised on the client: the server, or secure aggregation, is trusted with them")
+        if self.plain.get(place):
+            why.append(f"{name} sends {', '.join(self.plain[place])} as whole numbers, to which no noise is added")
+        return why
+
+    def look(self, place: int, template: Tree) -> None:
+        """What a stage's messages are made of; refuses a stage that cannot keep the budget."""
+        hidden = [name for name, reveal in self.plans[place].method.uplink.items() if reveal is not Reveal.COUNT]
+        whole = [n for n in hidden if not all(leaf.is_floating_point() for leaf in leaves(template[n]))]
+        self.plain[place] = tuple(whole)
+        self._affordable_at_all(place)
+
+    def _affordable_at_all(self, place: int) -> None:
+        reasons = [*self.general, *self.why(place, self.counted)]
+        if self.privacy.epsilon is not None and self.plans[place].method.trains and reasons:
+            raise UserError(
+                f"privacy.epsilon = {self.privacy.epsilon:g} cannot be kept: epsilon is infinite, for {reasons[0]}; "
+                "with privacy.noise instead of epsilon the run goes on and says so"
+            )
+
+    # -- how much noise --------------------------------------------------------------------------------------------
+    @property
+    def counted(self) -> str:
+        """The guarantee that the budget is for."""
+        return "released" if self.central else "messages"
+
+    @cached_property
+    def delta(self) -> float:
+        if self.privacy.delta is not None:
+            return self.privacy.delta
+        return max(len(self.plans[0].sampler.train.clients), 2) ** -1.1
+
+    def _settle(self) -> dict[str, Any]:
+        """Noise multipliers and the key of the cohorts: settled when the run begins, and kept."""
+        path = self.folder / "privacy.json"
+        if path.exists():
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                return {name: found[name] for name in ("noise", "local_noise", "delta", "cohorts")}
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{path} is damaged ({error!r}): how much noise the run has used is not known; begin it anew"
+                ) from None
+        for place in range(len(self.plans)):
+            self._affordable_at_all(place)
+        hidden_cohorts = self.secret and self.kind != "known"
+        settled = {
+            "noise": self.privacy.noise, "local_noise": self.privacy.local_noise, "delta": self.delta,
+            "cohorts": secrets.randbits(62) if hidden_cohorts else None,
+        }  # fmt: skip
+        if settled["noise"] is None and not self.local:
+            settled["noise"] = "auto"
+        for name in ("noise", "local_noise"):
+            if settled[name] == "auto":
+                settled[name] = self._calibrated(name, settled)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(settled, indent=1))
+        return settled
+
+    def _calibrated(self, name: str, settled: dict[str, Any]) -> float:
+        assert self.privacy.epsilon is not None
+        if not any(plan.method.trains and plan.rounds for plan in self.plans):
+            return 1.0  # nothing will be sent
+        counts = self._counts() if self.kind == "known" else None
+
+        def cost(multiplier: float) -> float:
+            noise = {**settled, name: multiplier}
+            if counts is None:
+                rounds = sum(plan.rounds for plan in self.plans if plan.method.trains)
+                spent = Spent(self.kind, self.rate, {multiplier: rounds})
+            else:
+                parts = [self._squared_mu(place, self.counted, noise) for place in range(len(self.plans))]
+                spent = Spent(squared_mu=float((counts * np.array(parts)[:, None]).sum(0).max()))
+            return spent.epsilon(self.delta, self.privacy.accountant)
+
+        return calibrated(cost, self.privacy.epsilon, f"privacy.{name}")
+
+    def _counts(self) -> Floats:
+        """How often each client will come in each stage."""
+        counts = np.zeros((len(self.plans), len(self.plans[0].sampler.train.population)))
+        for place, plan in enumerate(self.plans):
+            for number in range(1, plan.rounds + 1):
+                counts[place, plan.sampler.draw(number).reported] += 1
+        return counts
+
+    # -- what acts on messages -------------------------------------------------------------------------------------
+    def gaussian(self, place: int, settled: dict[str, Any] | None = None) -> Gaussian:
+        privacy, noise = self.privacy, settled or self.settled
+        uplink = self.plans[place].method.uplink
+        counts = tuple(name for name, reveal in uplink.items() if reveal is Reveal.COUNT)
+        hidden = tuple(name for name in uplink if name not in counts and name not in self.plain.get(place, ()))
+        bound = privacy.clip if isinstance(privacy.clip, dict) else float(privacy.clip)
+        if isinstance(bound, dict):
+            bound = {name: float(bound[name]) for name in hidden}
+        adaptive = Adaptive(privacy.quantile, privacy.rate, privacy.bit_noise) if privacy.adaptive else None
+        if adaptive and adaptive.noise and isinstance(noise["noise"], float) and 2 * adaptive.noise <= noise["noise"]:
+            raise UserError(
+                f"privacy.bit_noise = {adaptive.noise:g}: more than half of the noise multiplier {noise['noise']:.4g} "
+                "is needed, or nothing is left to hide the rest of the message by"
+            )
+        return Gaussian(
+            hidden, bound, noise["noise"] or 0.0, noise["local_noise"] or 0.0, privacy.clipping == "layer",
+            self.expected, counts, adaptive, privacy.reproducible,
+        )  # fmt: skip
+
+    def around(self, place: int) -> tuple[Transform, ...]:
+        """All that acts on a stage's messages, in order.
+
+        Compression comes before clipping, which is to bound what is sent, but after local noise, which it may not undo.
+        """
+        if not self.plans[place].method.trains:
+            return self.transforms
+        ours = self.gaussian(place)
+        return (ours, *self.transforms) if self.local else (*self.transforms, ours)
+
+    # -- what is spent -----------------------------------------------------------------------------------------------
+    def _squared_mu(self, place: int, view: str, settled: dict[str, Any] | None = None) -> float:
+        """mu^2 of a message where it is known who came; noise of other clients, who may tell it, is not counted."""
+        if not self.plans[place].method.trains:
+            return 0.0
+        ours = self.gaussian(place, settled)
+        rounded = self.local and any(isinstance(transform, Compress) for transform in self.transforms)
+        alone = rounded or self._reveals_each(place)  # what is seen is not the noisy sum of noisy messages alone
+        return ours.squared_mu(local=True, central=view == "released" and not alone)
+
+    def _attempts(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
+        found: dict[str, Counter[tuple[int, int]]] = {"begun": Counter(), "done": Counter()}
+        for line in _lines(self.folder / "attempts.jsonl"):
+            found[line["what"]][line["stage"], line["round"]] += 1
+        return found["begun"], found["done"]
+
+    def attempt(self, place: int, number: int, what: str) -> None:
+        """Note on disk that a round begins (`begun`), or that its result is safe and may be seen (`done`)."""
+        if not self.secret:
+            return
+        with open(self.folder / "attempts.jsonl", "ab") as file:
+            file.write(f"\n{json.dumps({'stage': place, 'round': number, 'what': what})}".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        (self.begun if what == "begun" else self.done)[place, number] += 1
+
+    def _times(self, place: int, number: int, view: str) -> int:
+        """How often a round counts."""
+        return max((self.done if view == "released" else self.begun)[place, number], 1)
+
+    def _tally(self) -> Tally:
+        known = self.kind == "known"
+        return Tally(self, np.zeros((2, len(self.plans[0].sampler.train.population))) if known else None)
+
+    @cached_property
+    def _so_far(self) -> Tally:
+        return self._tally()
+
+    def rounds(self, place: int) -> int:
+        """How many rounds of a stage the budget allows."""
+        for earlier in range(place + 1):
+            if earlier not in self.limits:
+                self.limits[earlier] = self._afforded(earlier)
+        return self.limits[place]
+
+    def _afforded(self, place: int) -> int:
+        planned = self.plans[place].rounds
+        if self.privacy.epsilon is None or not planned:
+            return planned
+        within, view = self.privacy.epsilon * (1 + 1e-9), VIEWS.index(self.counted)
+        tally = self._tally()
+        for earlier in range(place):
+            tally.advance(earlier, self.limits[earlier])
+
+        def cost(spent: Spent) -> float:
+            return spent.epsilon(self.delta, self.privacy.accountant)
+
+        if self.kind != "known":  # every round costs the same: the last that is within the budget
+            low, high = 0, planned
+            while low < high:
+                middle = (low + high + 1) // 2
+                ahead = tally.copy()
+                ahead.advance(place, middle)
+                low, high = (middle, high) if cost(ahead.spent()[view]) <= within else (low, middle - 1)
+            return low
+        whole = tally.copy()
+        whole.advance(place, planned)
+        if cost(whole.spent()[view]) <= within:
+            return planned
+        for number in range(1, planned + 1):
+            tally.advance(place, number)
+            if cost(tally.spent()[view]) > within:
+                return number - 1
+        return planned
+
+    def spent(self, place: int, number: int) -> dict[str, Spent]:
+        """Both guarantees after so many rounds of a stage."""
+        for earlier in range(place):
+            self._so_far.advance(earlier, self.rounds(earlier))
+        self._so_far.advance(place, number)
+        return dict(zip(VIEWS, self._so_far.spent()))
+
+    def adopt(self, stage: Path) -> None:
+        """A stage that another run has trained: what it was begun and done counts here too."""
+        for line in _lines(stage / "attempts.jsonl"):
+            self.attempt(line["stage"], line["round"], line["what"])
+
+    def share(self, stage: Path, place: int) -> None:
+        lines = [json.dumps(line) for line in _lines(self.folder / "attempts.jsonl") if line["stage"] == place]
+        if lines:
+            write_text(stage / "attempts.jsonl", "\n".join(lines))
+
+    def seen(self, place: int, cohort: Cohort) -> Cohort:
+        """A cohort as the server may know it: where only sums are seen, not even who or how many they were."""
+        return cohort if self._reveals_each(place) else replace(cohort, clients=(), excluded=())
+
+    def covers(self, place: int) -> bool:
+        """Whether the server goes on although nobody came: that, too, would tell something."""
+        return bool(self.settled["noise"]) and not self._reveals_each(place)
+
+    def _reveals_each(self, place: int) -> bool:
+        return Reveal.EACH in self.plans[place].method.uplink.values()
+
+    # -- in words --------------------------------------------------------------------------------------------------
+    def line(self, place: int, number: int, state: State) -> dict[str, Any]:
+        """For the log of a round: epsilons so far (null: infinite), and the bound of this round."""
+        spent = self.spent(place, number)
+        found = {view: _finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
+        return {**found, "delta": self.delta, **({"bound": state["bound"]} if "bound" in state else {})}
+
+    def noise(self, place: int, state: State) -> dict[str, Any]:
+        """For the ledger: the norm to which messages were clipped, and the deviation of the noise by field."""
+        ours = self.gaussian(place)
+        bound = ours.bound if isinstance(ours.bound, dict) else ours.limit(state)
+        return {"clip": bound, "client": ours.deviations(state, "client"), "sum": ours.deviations(state, "sum")}
+
+    def note(self, line: dict[str, Any]) -> str:
+        """What the progress bar shows of a round's line."""
+        epsilon = line[self.counted]
+        return f"epsilon {'infinite' if epsilon is None else f'{epsilon:.3g}'}"
+
+    def statement(self) -> dict[str, Any]:
+        """All that can be said when training has ended."""
+        last = len(self.plans) - 1
+        spent = self.spent(last, self.rounds(last))
+        sent = any(plan.method.trains and plan.rounds for plan in self.plans)
+        made, planned = sum(self.limits.values()), sum(plan.rounds for plan in self.plans)
+        stopped = ""
+        if made < planned:
+            stopped = f"training stopped after {made} of {planned} rounds: one more would exceed the budget"
+        return {
+            "secret": self.secret, "accountant": self.privacy.accountant, "delta": self.delta,
+            "budget": self.privacy.epsilon, "stopped": stopped,
+            "noise": self.settled["noise"] if sent else None, "local_noise": self.settled["local_noise"],
+            "clip": self.privacy.clip, "adaptive": self.privacy.adaptive, "rounds": made, "planned": planned,
+            "cohort": self.expected, "sampling": self.kind, "rate": self.rate, "adjacency": ADJACENCY[self.kind],
+            **{view: self._said(entry) for view, entry in spent.items()},
+        }  # fmt: skip
+
+    def _said(self, spent: Spent) -> dict[str, Any]:
+        mu, exact = spent.mu()
+        return {
+            "epsilon": _finite(spent.epsilon(self.delta, self.privacy.accountant)),
+            "by": spent.by(self.privacy.accountant),
+            "rdp": _finite(spent.epsilon(self.delta, "rdp")),
+            "pld": _finite(spent.epsilon(self.delta, "pld")) if spent.kind != "fixed" else None,
+            "mu": _finite(mu), "mu_exact": exact, "gdp": _finite(gaussian_epsilon(mu * mu, self.delta)),
+            "why": list(spent.why), "spent": spent.to_json(),
+        }  # fmt: skip
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # killed while it was written: nothing had been drawn yet, or nothing shown
+            continue
+    return found
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: null."""
+    return float(value) if math.isfinite(value) else None

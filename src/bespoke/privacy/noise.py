@@ -1,0 +1,65 @@
+"""Gaussian noise: from the operating system's generator, which nobody can predict, or from keys, to be repeated.
+
+Secret noise is made of os.urandom (a cryptographic generator, seeded by the machine) by the transform of Box and
+Muller, in double precision. Where it is added the sum is rounded to the message's own precision afterwards: float32 has
+a grid 2^29 times as coarse as that of the noise, which hides the gaps between the doubles that a generator can give.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespoke.randomness import Word, generator
+from bespoke.tensors import flatten, unflatten
+
+Shape = tuple[int, ...]
+
+
+def secret_normal(shape: Shape) -> NDArray[np.float64]:
+    """Standard normal numbers that no seed can tell."""
+    count = int(np.prod(shape, dtype=np.int64))
+    pairs = (count + 1) // 2
+    bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64).reshape(2, pairs)
+    above_zero = ((bits[0] >> np.uint64(11)) + np.uint64(1)) * 2.0**-53  # in (0, 1]: its logarithm is finite
+    radius = np.sqrt(-2.0 * np.log(above_zero))
+    angle = (bits[1] >> np.uint64(11)) * (2.0**-53 * 2.0 * np.pi)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count].reshape(shape)
+
+
+def keyed_normal(shape: Shape, *words: Word) -> NDArray[np.float64]:
+    """The same numbers for the same key words: not private from anyone who knows the seed."""
+    return generator("noise", *words).standard_normal(shape)
+
+
+def with_noise(tree: Any, deviation: float, words: tuple[Word, ...] | None) -> Any:
+    """Independent noise on every entry of a tree; `words` None: secret noise."""
+    noisy = {}
+    for name, leaf in flatten(tree).items():
+        shape = tuple(leaf.shape)
+        drawn = secret_normal(shape) if words is None else keyed_normal(shape, *words, name)
+        noisy[name] = added(leaf, deviation * drawn)
+    return unflatten(noisy) if isinstance(tree, dict) else noisy[""]
+
+
+def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], words: tuple[Word, ...] | None) -> Any:
+    """The same for a stacked tree: every client draws its own, so that it matters not who is stacked with it."""
+    noisy = {}
+    for name, leaf in flatten(tree).items():
+        shape = tuple(leaf.shape)
+        if words is None:
+            drawn = secret_normal(shape)
+        else:
+            drawn = np.stack([keyed_normal(shape[1:], *words, name, int(client)) for client in clients])
+        noisy[name] = added(leaf, deviation * drawn)
+    return unflatten(noisy) if isinstance(tree, dict) else noisy[""]
+
+
+def added(leaf: Tensor, drawn: NDArray[np.float64]) -> Tensor:
+    """leaf + noise, in double precision until it is rounded to what it was."""
+    return (leaf.double() + torch.from_numpy(np.asarray(drawn))).to(leaf.dtype)

@@ -1,0 +1,118 @@
+"""The [privacy] table of an experiment, and what does not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from bespoke.errors import UserError
+
+if TYPE_CHECKING:
+    from bespoke.method import Method
+
+Multiplier = float | Literal["auto"]
+
+
+class PrivacyConfig(BaseModel):
+    """Clip what leaves clients, and hide it by Gaussian noise."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    clip: float | dict[str, float] = Field(
+        default=1.0, description="largest norm of what a client sends; a table: of each field by itself"
+    )
+    clipping: Literal["flat", "layer"] = Field(
+        default="flat", description="flat: all entries together; layer: each layer to clip / sqrt(layers)"
+    )
+    adaptive: bool = Field(default=False, description="the bound follows a quantile of the clients' norms")
+    quantile: float = Field(default=0.5, gt=0, lt=1, description="adaptive: the part of clients not clipped")
+    rate: float = Field(default=0.2, gt=0, description="adaptive: how fast the bound follows")
+    bit_noise: float | None = Field(
+        default=None,
+        gt=0,
+        description="adaptive: noise on how many were clipped; default: cohort / 20, at least `noise`",
+    )
+    noise: Multiplier | None = Field(
+        default=None, description="noise on the sum (central), in units of clip; auto: calibrated to epsilon"
+    )
+    local_noise: Multiplier | None = Field(
+        default=None, description="noise on every client's message (local), in units of clip; auto: as above"
+    )
+    epsilon: float | None = Field(default=None, gt=0, description="the budget: training stops before it is exceeded")
+    delta: float | None = Field(default=None, gt=0, lt=1, description="default: 1 / (training clients)^1.1")
+    accountant: Literal["pld", "rdp"] = Field(default="pld", description="which bound on epsilon counts")
+    reproducible: bool = Field(
+        default=False, description="noise from the seed, the same in every run: for research, not private"
+    )
+    public_statistics: bool = Field(
+        default=False, description="the means and deviations that standardize the data are public knowledge"
+    )
+
+
+def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, keep: float | None) -> None:
+    """Refuse what does not go together; `clip` and `keep` are those of [transform]."""
+    named = {"noise": privacy.noise, "local_noise": privacy.local_noise}
+    for name, value in named.items():
+        if isinstance(value, float) and value <= 0:
+            raise UserError(f"{where}: privacy.{name} = {value:g}: above zero, or leave it out for none")
+    bounds = privacy.clip if isinstance(privacy.clip, dict) else {"": privacy.clip}
+    for name, bound in bounds.items():
+        if bound <= 0:
+            raise UserError(f"{where}: privacy.clip{f'.{name}' if name else ''} = {bound:g}: a norm above zero")
+    if not bounds:
+        raise UserError(f"{where}: privacy.clip is an empty table; give a bound for each field, or one number for all")
+    autos = [name for name, value in named.items() if value == "auto"]
+    if len(autos) == 2:
+        raise UserError(f"{where}: privacy.noise and local_noise are both 'auto': only one can be calibrated")
+    if autos and privacy.epsilon is None:
+        raise UserError(f"{where}: privacy.{autos[0]} = 'auto' is calibrated to privacy.epsilon, which is missing")
+    if privacy.noise is None and privacy.local_noise is None and privacy.epsilon is None:
+        raise UserError(
+            f"{where}: [privacy] without noise hides nothing; give noise (on the sum), local_noise (on every client), "
+            "or epsilon, to which noise is calibrated; only to clip: [transform] clip"
+        )
+    if clip is not None:
+        raise UserError(f"{where}: transform.clip = {clip:g} beside [privacy]: say it once, as privacy.clip")
+    if keep is not None and privacy.local_noise is not None:
+        raise UserError(
+            f"{where}: transform.top_k = {keep:g} saves nothing beside privacy.local_noise, which fills every entry; "
+            "leave one of them out"
+        )
+    if privacy.adaptive and (isinstance(privacy.clip, dict) or privacy.clipping == "layer"):
+        raise UserError(f"{where}: privacy.adaptive needs one bound for all: a number as clip, and clipping = 'flat'")
+    if isinstance(privacy.clip, dict) and privacy.clipping == "layer":
+        raise UserError(f"{where}: privacy.clip by field and clipping = 'layer': choose one of the two")
+
+
+def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
+    """What cannot be accounted for; with bounds by field, every field that leaves needs one, in all stages."""
+    from bespoke.method import Method, Reveal
+
+    for method in methods:
+        if type(method).groups is not Method.groups:
+            raise UserError(
+                f"[privacy] has no account for {method.name}: its groups are cohorts of different sizes, and who is in "
+                "which may follow from clients' data. Train one model for all (fedavg), or leave [privacy] out"
+            )
+    if not isinstance(privacy.clip, dict):
+        return
+    sent = {name for method in methods for name, kind in method.uplink.items() if kind is not Reveal.COUNT}
+    for problem, names in (("has no bound for", sent - set(privacy.clip)), ("bounds", set(privacy.clip) - sent)):
+        if names:
+            raise UserError(
+                f"privacy.clip {problem} {', '.join(sorted(names))}; what leaves clients here is: "
+                f"{', '.join(sorted(sent)) or 'nothing'}"
+            )
+
+
+def uniform_weights(stage: dict[str, Any], kinds: dict[str, type[Method]]) -> dict[str, Any]:
+    """A stage as it is under privacy: clients weigh alike unless told otherwise, for their sizes are data too."""
+    from typing import get_args, get_type_hints
+
+    kind = kinds.get(str(stage.get("method")))
+    if kind is None or "weighting" in stage or "weighting" not in kind.__dataclass_fields__:
+        return stage
+    allowed = get_args(get_type_hints(kind)["weighting"])
+    return {**stage, "weighting": "uniform"} if "uniform" in allowed else stage
