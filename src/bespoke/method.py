@@ -55,12 +55,11 @@ class Batches(Protocol):
     def part(self, begin: int, end: int) -> Batches: ...  # these epochs only
     def first(self, steps: Tensor, most: int) -> Batches: ...  # with Batching.steps: each client's own number of them
     def rows(self) -> Params: ...  # all rows at once, with their mask
+    def chances(self, count: int, purpose: str) -> Tensor: ...  # uniform numbers of the client's own, new every round
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """What a round hands the server: sums, the declared EACH fields, and how many clients stand behind them."""
-
+class Cohort:  # what a round hands the server
     sums: Tree
     each: Tree  # leaves have a first dimension: a client each, in the order of `clients`
     clients: tuple[int, ...]  # those whose update was used

@@ -24,7 +24,7 @@ from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Cohort
+from bespoke.method import Cohort, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.tensors import Params, Tree, count, stack
@@ -168,6 +168,7 @@ class Engine:
             merged = Partial()
             for part in self._answers():
                 merged.merge(part)
+            merged.joined()
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
         for transform in reversed(self.work.transforms):
             cohort = transform.server(cohort)
@@ -314,14 +315,16 @@ def _trial(population: Population, work: ClientWork, params: Params, chunk: int)
     for vectorized in (False, True):
         host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
-        server = work.method.init_server(params)
+        server = work.method.init_server(params, Setting(0, len(population), len(work.train.clients)))
         some = clients if vectorized else clients[:4]
+        alone = type(work.method).unicast is _plain_unicast()
+        own = None if alone else stack([work.method.unicast(server, int(client)) for client in some])
         run = host.train if work.method.trains else None
         if run is None:
             return True, f"small model of {count(params):,} parameters"
         for _ in range(2):  # the first run warms up
             begin = time.perf_counter()
-            run(work.method.broadcast(server), None, some, 0)
+            run(work.method.broadcast(server), own, some, 0)
             speed[vectorized] = len(some) / (time.perf_counter() - begin)
     ratio = speed[True] / speed[False]
     faster = ratio > 1

@@ -7,7 +7,9 @@ from bespoke.methods.apfl import APFL
 from bespoke.methods.ditto import Ditto
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.fedembed import FedEmbed
 from bespoke.methods.fedprox import FedProx
+from bespoke.methods.fedrep import FedRep
 from bespoke.methods.finetune import FineTune
 from bespoke.methods.hypcluster import HypCluster
 from bespoke.methods.knn_per import KNNPer
@@ -15,6 +17,7 @@ from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
 from bespoke.methods.per_fedavg import PerFedAvg
+from bespoke.methods.pfedkm import PFedKM
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
@@ -23,7 +26,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha, SelfFL, AugmentedSelfFL,
+        Mocha, SelfFL, AugmentedSelfFL, FedRep, PFedKM, FedEmbed,
     )
 }  # fmt: skip
 
@@ -35,12 +38,15 @@ __all__ = [
     "Ditto",
     "Ensemble",
     "FedAvg",
+    "FedEmbed",
     "FedProx",
+    "FedRep",
     "FineTune",
     "HypCluster",
     "KNNPer",
     "Local",
     "Mocha",
+    "PFedKM",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
