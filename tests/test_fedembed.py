@@ -1,8 +1,8 @@
 """FedEmbed on a model small enough to check by hand: one row, one hidden unit, an embedding of one number.
 
 x = 1, e = 1, h = x + e = 2 (the encoder's weights are 1, its bias 0), f = (h, e) = (2, 1). The client's head has
-weights (1, 1): it says 3; the global head (1, 2): it says 4. The target is 1, the loss half the square: the slopes are 2 and 3.
-The kinds' head says (h, 0) = (2, 0); the row's kind is 0, so its slopes are -q and q, where q = 1 / (1 + exp 2).
+weights (1, 1): it says 3; the global head (1, 2): it says 4. The target is 1, the loss half the square: the slopes are
+2 and 3. The kinds' head says (h, 0) = (2, 0); the row's kind is 0, so its slopes are -q and q, where q = 1 / (1 + exp 2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bespoke.method import Batching, Cohort, Reveal, Setting
 from bespoke.methods import FedAvg, FedEmbed
 from bespoke.methods.assignment import SelfOrganizingMap, liked_kind, nearest, triplet_step
 from bespoke.methods.server_optimizer import ServerOptimizer
-from bespoke.models.conditioned import Conditioned
+from bespoke.models.conditioned import Conditioned, diagonal_channel
 from bespoke.models.networks import CNN, LSTM, MLP, Linear
 from bespoke.models.task import Classification, LanguageModel, Regression
 from bespoke.rounds import Experiment, Run, Stage
@@ -307,22 +307,19 @@ def test_clients_of_two_heads_send_the_same_shapes() -> None:
 
 # -- other networks, other data ----------------------------------------------------------------------------------------
 def test_images_have_the_embedding_on_the_diagonal_of_a_channel() -> None:
+    """And what is computed once for the channel is what the wider network makes of images with it."""
     network = Classification(CNN(2, 8), kinds=3).conditioned(5).network
     assert isinstance(network, Conditioned)
     assert network.width == 128
-    seen = network.wide.prepare(torch.cat([torch.zeros(1, 64), _channel([1.0, 2.0, 3.0, 4.0, 5.0])], 1))
-    assert seen.shape == (1, 2, 8, 8)
-    assert torch.equal(seen[0, 1].diagonal(), torch.tensor([1.0, 2, 3, 4, 5, 0, 0, 0]))
-    assert seen[0, 1].sum() == 15
-
-
-def _channel(embedding: list[float]) -> Tensor:
-    from bespoke.models.conditioned import _laid
-
-    class Eight:
-        plane = (8, 8)
-
-    return _laid(torch.tensor(embedding), Eight())[None]
+    embedding = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    channel = diagonal_channel(embedding, (8, 8))
+    assert torch.equal(channel.diagonal(), torch.tensor([1.0, 2, 3, 4, 5, 0, 0, 0]))
+    assert channel.sum() == 15
+    params, images = {**network.init(0), "embedding": embedding}, torch.rand(3, 64)
+    found = network.features(params, images)
+    joined = torch.cat([images, channel.flatten().expand(3, -1)], 1)
+    torch.testing.assert_close(found[:, :128], network.wide.features(params, joined))
+    assert torch.equal(found[:, 128:], embedding.expand(3, -1))
 
 
 def test_it_begins_with_the_model_it_is_given() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from bespoke.errors import UserError
-from bespoke.models.networks import Linear, Network
+from bespoke.models.networks import ImageNetwork, Linear, Network, channels_last
 from bespoke.tensors import Params
 
 
@@ -26,6 +27,7 @@ class Conditioned(Network):
     Its parameters are those of `wide` but for the last layer, one affine `head`, and the `embedding`.
     """
 
+    plain: Network
     wide: Network
     size: int  # of the embedding
     width: int  # of the features
@@ -55,11 +57,13 @@ class Conditioned(Network):
         return {name: p for name, p in body.items() if not name.startswith(self.wide.last_layer)}
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        embedding = params["embedding"]
-        rows = Network.prepare(self, x).flatten(1)
-        beside = _laid(embedding, self.wide)
-        joined = torch.cat([rows, beside.expand(len(rows), -1)], 1)
-        return torch.cat([self.wide.features(params, joined), embedding.expand(len(rows), -1)], 1)
+        embedding, rows = params["embedding"], self.plain.prepare(x)
+        beside = embedding.expand(len(rows), -1)
+        if isinstance(self.wide, ImageNetwork):
+            features = _image_features(self.wide, params, rows, embedding)
+        else:
+            features = self.wide.features(params, torch.cat([rows.flatten(1), beside], 1))
+        return torch.cat([features, beside], 1)
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         return affine(params, "head", features)
@@ -69,13 +73,31 @@ def affine(params: Params, name: str, features: Tensor) -> Tensor:
     return features @ params[f"{name}.weight"].mT + params[f"{name}.bias"]
 
 
-def _laid(embedding: Tensor, wide: Any) -> Tensor:
-    """The embedding as it stands beside a row: itself, or a channel with it on the diagonal."""
-    if not hasattr(wide, "plane"):
-        return embedding
-    lines, columns = wide.plane
+def diagonal_channel(embedding: Tensor, plane: tuple[int, int]) -> Tensor:
+    """A channel with the embedding on its diagonal, zeros elsewhere."""
     size = embedding.shape[-1]
-    return F.pad(torch.diag_embed(embedding), (0, columns - size, 0, lines - size)).flatten()
+    return F.pad(torch.diag_embed(embedding), (0, plane[1] - size, 0, plane[0] - size))
+
+
+def _image_features(wide: ImageNetwork, params: Params, images: Tensor, embedding: Tensor) -> Tensor:
+    """The features of images with the embedding for a further channel.
+
+    The channel is the same in all of a client's images and the first layer a convolution, which is linear: the channel
+    goes through it once and is added to every image. That saves the slope of every image's input on the way to e.
+    """
+    layers: Any = wide.body
+    first, channels = layers[0], images.shape[1]
+    own = {name.removeprefix("features."): p for name, p in params.items() if name.startswith("features.")}
+    weight, how = own["0.weight"], (first.stride, first.padding)
+    seen = F.conv2d(images, channels_last(weight[:, :channels]), own.get("0.bias"), *how)
+    seen = seen + F.conv2d(diagonal_channel(embedding, wide.plane)[None, None], weight[:, channels:], None, *how)
+    for place, layer in enumerate(layers):
+        if place:
+            mine = {n.removeprefix(f"{place}."): p for n, p in own.items() if n.startswith(f"{place}.")}
+            seen = functional_call(
+                layer, {n: channels_last(p) if p.dim() == 4 else p for n, p in mine.items()}, (seen,)
+            )
+    return seen
 
 
 @cache  # building a module draws random numbers, which vmap does not allow: built once, before it
@@ -91,13 +113,15 @@ def conditioned(network: Any, size: int) -> Conditioned:
         )
     if "inputs" in named:
         grown = size if network.is_linear else 0  # a linear model's features are its inputs
-        return Conditioned(replace(network, inputs=network.inputs + size), size, weight.shape[1] + grown, len(weight))
+        wide = replace(network, inputs=network.inputs + size)
+        return Conditioned(network, wide, size, weight.shape[1] + grown, len(weight))
     if size > min(network.plane):
         raise UserError(
             f"an embedding of size = {size} does not fit the diagonal of images of {network.plane[0]} x "
             f"{network.plane[1]}; use at most {min(network.plane)}"
         )
-    return Conditioned(replace(network, channels=network.channels + 1), size, weight.shape[1], len(weight))
+    wide = replace(network, channels=network.channels + 1)
+    return Conditioned(network, wide, size, weight.shape[1], len(weight))
 
 
 @dataclass(frozen=True)
