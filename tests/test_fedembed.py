@@ -1,8 +1,8 @@
 """FedEmbed on a model small enough to check by hand: one row, one hidden unit, an embedding of one number.
 
-x = 1, e = 1, h = x + e = 2 (the encoder's weights are 1, its bias 0), f = (h, e) = (2, 1). The client's head has
-weights (1, 1): it says 3; the global head (1, 2): it says 4. The target is 1, the loss half the square: the slopes are
-2 and 3. The kinds' head says (h, 0) = (2, 0); the row's kind is 0, so its slopes are -q and q, where q = 1 / (1 + exp 2).
+x = 1, e = 1, h = x + e = 2 (the encoder's weights are 1, its bias 0), f = (h, e) = (2, 1). The client's head, with
+weights (1, 1), says 3; the global head, (1, 2), says 4. The target is 1 and the loss half the square: slopes 2 and 3.
+The kinds' head says (h, 0) = (2, 0); the row's kind is 0, so its slopes are -q and q, where q = 1 / (1 + exp 2).
 """
 
 from __future__ import annotations
