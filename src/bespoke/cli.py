@@ -590,6 +590,9 @@ def analyze(
     per_client: Annotated[
         bool, typer.Option("--per-client", metavar="", help="Settings chosen by each client against one for all.")
     ] = False,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", metavar="", help="What personal embeddings know of the clients' groups.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """What the averages hide: robustness, fewer examples, hyper-parameters. From run folders; nothing is trained again.
@@ -608,7 +611,8 @@ def analyze(
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
-    wanted = Wanted(ood, rows, parse_fractions(fewer) if fewer is not None else (), tuple(sweeps or ()), per_client)
+    fractions = parse_fractions(fewer) if fewer is not None else ()
+    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings)
     with _goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
         records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
     pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]

@@ -155,7 +155,7 @@ def check_stages_fit(methods: Sequence[Method]) -> None:
 
 
 def _models(number: int) -> str:
-    return {0: "a model for each group", 1: "one model"}.get(number, f"{number} models")
+    return {-1: "no model of its kind", 0: "a model for each group", 1: "one model"}.get(number, f"{number} models")
 
 
 def _check_groups(population: Population, stages: Sequence[Stage]) -> None:

@@ -54,6 +54,7 @@ class Batches(Protocol):  # one client's minibatches; the engine decides how the
     def first(self, steps: Tensor, most: int) -> Batches: ...  # with Batching.steps: each client's own number of them
     def again(self, step: int, times: int) -> Batches: ...  # this step's batch alone, so many times
     def rows(self) -> Params: ...  # all rows at once, with their mask
+    def chances(self, count: int, purpose: str) -> Tensor: ...  # uniform numbers of the client's own, new every round
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ def knob(default: Any, doc: str, **bounds: Any) -> Any:  # a hyper-parameter; bo
 
 
 @dataclass(frozen=True)
-class Method:
-    """Defaults: one model in the server, nothing private, the global model for everyone."""
-
+class Method:  # the defaults: one model in the server, nothing private, the global model for everyone
     task: Task
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -91,7 +90,7 @@ class Method:
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
-    hands_on = 1  # how many models `params` gives the next stage, stacked if several; 0: one for each group
+    hands_on = 1  # how many models `params` gives the next stage, stacked if several; 0: one a group; -1: none
     starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
     linear_only: ClassVar[bool] = False  # it needs a model with one affine layer
     most_clients: ClassVar[int] = 0  # more it cannot serve; 0: any number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ def zeros_like(a: Any) -> Any:
 
 def squared_norm(a: Any) -> Tensor:
     """The squared Euclidean norm of the whole tree."""
-    return cast(Tensor, sum((leaf * leaf).sum() for leaf in leaves(a)))
+    return sum(((leaf * leaf).sum() for leaf in leaves(a)), torch.zeros(()))
 
 
 def norm(a: Any) -> Tensor:

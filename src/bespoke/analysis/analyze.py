@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.analysis.choosers import check_choosers, choosers
+from bespoke.analysis.embeddings import check_embeddings, embeddings
 from bespoke.analysis.fewer import check_fewer, fewer_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.ood import check_ood, out_of_distribution
@@ -42,10 +43,11 @@ class Wanted:
     fractions: tuple[float, ...] = ()
     sweeps: tuple[str, ...] = ()
     per_client: bool = False
+    embeddings: bool = False
 
     @property
     def everything(self) -> bool:
-        return not (self.ood or self.fractions or self.sweeps or self.per_client)
+        return not (self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class _Job:
     name: str
     asked: dict[str, Any]
     check: Callable[[], None]  # whether it applies, before a single model is made
-    make: Callable[[Candidates], Made]
+    make: Callable[[Candidates], Made] | None = None
+    look: Callable[[], Made] | None = None  # instead of make: what needs no personal models
 
 
 @dataclass
@@ -137,12 +140,14 @@ class Analyses:
             jobs.append(_Job(f"sweep-{knob}", asked, partial(check_sweep, run, text), partial(sweep, run, text=text)))
         if wanted.per_client or every:
             jobs.append(_Job("per-client", {}, partial(check_choosers, run), partial(choosers, run)))
+        if wanted.embeddings or every:
+            jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), look=partial(embeddings, run)))
         return jobs
 
 
 def _made(run: Finished, job: _Job) -> dict[str, Any]:
     """Make an analysis and write it down."""
-    numbers, table = job.make(run.candidates())
+    numbers, table = job.make(run.candidates()) if job.make else job.look() if job.look else ({}, {})
     experiment = run.experiment
     record = {
         "format": FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,

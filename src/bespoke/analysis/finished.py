@@ -26,6 +26,7 @@ from bespoke.deploy.personal import open_run, read_choices
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork, Scores
+from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population
 from bespoke.method import Method
@@ -167,6 +168,14 @@ class Finished:
 
         table = pd.read_parquet(self.path / "clients.parquet")
         return table.set_index("client").reindex([self.experiment.population.ids[c] for c in self.clients])
+
+    def kept(self, name: str) -> tuple[Ints, torch.Tensor]:
+        """The clients that have trained, and this part of their private state: a simulation may look at it."""
+        table = PrivateTable(self.method.init_private(self.start))
+        for path in self.segments:
+            table.load(path)
+        clients = np.array(sorted(table.slots), dtype=np.int64)
+        return clients, table.read(clients)[name]
 
     # -- choices -------------------------------------------------------------------------------------------------------
     def chosen(self) -> Choice:

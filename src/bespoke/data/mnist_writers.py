@@ -27,7 +27,7 @@ def load() -> Population:
     """MNIST's 70,000 digits, a client per writer; the column `role` is 0 for training writers, 2 for test writers."""
     images, labels, writers, series, roles = [], [], [], [], []
     for mnist_name, qmnist_name, part_role in (("train", "train", TRAIN), ("t10k", "test", TEST)):
-        pictures, classes = _mnist(mnist_name, "mnist-writers")
+        pictures, classes = read_mnist(mnist_name, "mnist-writers")
         path = find_file(f"mnist_writers/qmnist-{qmnist_name}-labels-idx2-int.gz", "mnist-writers")
         rows = read_idx(path, ndim=2)
         # QMNIST's test file goes on after MNIST's 10,000 test images.
@@ -69,7 +69,7 @@ def mnist(
     seed: int = 0,
 ) -> Population:
     """MNIST's 70,000 digits dealt out to clients; see bespoke.data.partition for the options."""
-    parts = [_mnist(part, "mnist") for part in ("train", "t10k")]
+    parts = [read_mnist(part, "mnist") for part in ("train", "t10k")]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
     owner = assign(labels, partition, clients, alpha, per_client, minimum, seed)
     used = owner >= 0
@@ -94,7 +94,7 @@ def _about(name: str, **rest: Any) -> dict[str, Any]:
     )
 
 
-def _mnist(part: str, source: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_mnist(part: str, source: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """MNIST's images [rows, 784] and labels; `part` is 'train' or 't10k'."""
     path = find_file(f"mnist/{part}-images-idx3-ubyte.gz", source)
     labels_path = find_file(f"mnist/{part}-labels-idx1-ubyte.gz", source)

@@ -89,6 +89,12 @@ _LISTED = (
         "(github.com/facebookresearch/qmnist) into mnist_writers/", "bespoke.data.mnist_writers",
     ),
     Source(
+        "mnist-preferences", "MNIST digits labelled by users who each like one of them", "files", 9000, 270000,
+        "classification", "the digit that a user likes", "CC BY-SA 3.0",
+        "put train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz (yann.lecun.com/exdb/mnist, or any mirror) into "
+        "mnist/", "bespoke.data.mnist_preferences",
+    ),
+    Source(
         "school", "Exam scores in 139 schools of the Inner London Education Authority", "files", 139, 15362,
         "regression", "", "distributed with MALSAR under GPL-2",
         "put school.mat (github.com/jiayuzhou/MALSAR, data/) into school/", "bespoke.data.school",

@@ -14,14 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bespoke.data.population import Population
 from bespoke.data.splits import Rows
 from bespoke.method import Batching
-from bespoke.randomness import mix, shuffles
+from bespoke.randomness import mix, shuffles, text_key
 from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
-COLUMNS = ("x", "y")  # what clients compute with
+COLUMNS = ("x", "y", "kind")  # what clients compute with; not every population has kinds
 NOTHING = torch.zeros((1, 1), dtype=torch.int64)
+NO_KEY = torch.zeros((), dtype=torch.int64)
 NO_STEPS = "a number of steps for each client needs a batching in steps: Batching(steps=...)"
 
 
@@ -35,6 +37,7 @@ class Sliced:
     examples: Tensor
     steps: int  # per epoch
     most: int | None = None  # steps in all, where the batching says how many
+    key: Tensor = NO_KEY
 
     def __len__(self) -> int:
         return self.steps * self.repeats if self.most is None else self.most
@@ -69,6 +72,9 @@ class Sliced:
     def rows(self) -> Params:
         return {name: column[0] for name, column in self.data.items()}
 
+    def chances(self, count: int, purpose: str) -> Tensor:
+        return _chances(self.key, count, purpose)
+
 
 @dataclass(frozen=True)
 class Stacked:
@@ -82,6 +88,7 @@ class Stacked:
     begin: Tensor  # [clients]: where a client's rows begin in an order
     used: Tensor  # [clients]: how many count in an epoch; what lies beyond is padding
     examples: Tensor  # [clients]
+    key: Tensor  # [clients]
     size: int  # of a batch
     steps: int  # per epoch
     repeats: int  # epochs
@@ -141,14 +148,37 @@ class Stacked:
     def rows(self) -> Params:
         return self._gathered(0, 0, self.steps * self.size)
 
-    def mapped(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What differs between clients: the arguments of a vmapped function."""
-        return self.begin, self.used, self.examples
+    def chances(self, count: int, purpose: str) -> Tensor:
+        return _chances(self.key, count, purpose)
 
-    def of_client(self, mine: tuple[Tensor, Tensor, Tensor]) -> Stacked:
+    def mapped(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What differs between clients: the arguments of a vmapped function."""
+        return self.begin, self.used, self.examples, self.key
+
+    def of_client(self, mine: tuple[Tensor, Tensor, Tensor, Tensor]) -> Stacked:
         """Inside vmap: one client's batches from its share of `mapped`."""
-        begin, used, examples = mine
-        return replace(self, begin=begin, used=used, examples=examples)
+        begin, used, examples, key = mine
+        return replace(self, begin=begin, used=used, examples=examples, key=key)
+
+
+def _chances(key: Tensor, count: int, purpose: str) -> Tensor:
+    """Uniform numbers in [0, 1): a multiplicative hash in 32 bits, whose products fit torch's signed 64.
+
+    Tensors throughout, for under vmap every client has a key of its own.
+    """
+    word = _scrambled((key ^ (key >> 32) ^ text_key(purpose) % 2**31) & 0xFFFFFFFF)
+    return (_scrambled(word ^ torch.arange(count)) >> 8).float() * 2.0**-24
+
+
+def _scrambled(word: Tensor) -> Tensor:
+    for _ in range(2):
+        word = ((word ^ (word >> 16)) * 0x45D9F3B) & 0xFFFFFFFF
+    return word ^ (word >> 16)
+
+
+def columns_of(population: Population) -> tuple[str, ...]:
+    """The columns of these rows that clients compute with."""
+    return tuple(name for name in COLUMNS if name in population.columns)
 
 
 def steps_of(sizes: Ints, batching: Batching) -> Ints:
@@ -190,15 +220,16 @@ class Layout:
     def draw(self, key: int | None) -> Orders:
         """Shuffle each client's rows for each epoch; `key` None keeps the stored order."""
         population, batching, rows = self.part.population, self.batching, self.rows
-        columns, shift = self.part.fetch(self.clients, COLUMNS)
+        columns, shift = self.part.fetch(self.clients, columns_of(population))
         if shift.any():
             rows = rows + np.repeat(shift, self.sizes)
-        if key is None or not batching.shuffle:
-            return Orders(self, columns, [rows])
         keys = population.keys[self.clients]
+        own = mix("own", key or 0, keys).view(np.int64)
+        if key is None or not batching.shuffle:
+            return Orders(self, columns, [rows], own)
         rounds = batching.epochs if batching.reshuffle and not batching.steps else 1
         orders = [rows[self.starts + shuffles(mix(key, epoch), keys, self.sizes)] for epoch in range(rounds)]
-        return Orders(self, columns, orders)
+        return Orders(self, columns, orders, own)
 
     def frame(self, positions: Ints) -> Stacked:
         """What `Stacked` holds of these clients besides their rows."""
@@ -217,8 +248,8 @@ class Layout:
         even = bool((used == depth * size).all())
         counts = torch.from_numpy(sizes.astype(np.float32))
         return Stacked(
-            {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, size, depth, batching.epochs, even,
-            batching.steps,
+            {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, NO_KEY, size, depth, batching.epochs,
+            even, batching.steps,
         )  # fmt: skip
 
 
@@ -229,6 +260,7 @@ class Orders:
     layout: Layout
     columns: Params
     rows: list[Ints]  # one entry, or one per epoch
+    own: Ints  # the clients' own randomness
 
     @classmethod
     def draw(cls, part: Rows, clients: Ints, batching: Batching, key: int | None) -> Orders:
@@ -251,7 +283,8 @@ class Orders:
         data = {n: column[index.flatten()].unflatten(0, index.shape) for n, column in self.columns.items()}
         data["mask"] = torch.ones(index.shape)
         most = batching.steps or None
-        return Sliced(data, batching.size, batching.epochs, torch.tensor(float(size)), steps, most)
+        own = torch.tensor(int(self.own[position]))
+        return Sliced(data, batching.size, batching.epochs, torch.tensor(float(size)), steps, most, own)
 
     def stacked(self, positions: Ints) -> Stacked:
         """The batches of several clients, padded to the longest, for vmap."""
@@ -260,8 +293,8 @@ class Orders:
             orders = torch.from_numpy(np.stack(self.rows) if len(self.rows) > 1 else self.rows[0][None])
         frame = self.layout.frame(positions)
         return Stacked(
-            self.columns, orders, frame.begin, frame.used, frame.examples, frame.size, frame.steps, frame.repeats,
-            frame.even, frame.most,
+            self.columns, orders, frame.begin, frame.used, frame.examples, torch.from_numpy(self.own[positions]),
+            frame.size, frame.steps, frame.repeats, frame.even, frame.most,
         )  # fmt: skip
 
 

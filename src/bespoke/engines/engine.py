@@ -181,6 +181,7 @@ class Engine:
             merged = Partial()
             for part in self._answers():
                 merged.merge(part)
+            merged.joined()
         if merged.sums is None and any(transform.covers for transform in self.work.transforms):
             empty = self.template()  # that nobody sent anything must not be seen
             merged.sums = {name: empty[name] for name, reveal in method.uplink.items() if reveal is not Reveal.EACH}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
-from bespoke.engines.batches import COLUMNS, Layout, Orders, Sliced, Stacked, buckets, work_of
+from bespoke.engines.batches import Layout, Orders, Sliced, Stacked, buckets, columns_of, work_of
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Setting
 from bespoke.models import kernels
@@ -75,6 +75,7 @@ class Partial:
 
     sums: Tree | None = None
     each: Tree = field(default_factory=dict)
+    pieces: list[Tree] = field(default_factory=list)  # of `each`, while it is gathered
     clients: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
     steps: int = 0
@@ -85,14 +86,19 @@ class Partial:
         if other.sums is not None:
             # sums are fresh memory (a sum over clients is a copy), so the first ones can take up the others
             self.sums = other.sums if self.sums is None else tree_map(Tensor.add_, self.sums, other.sums)
-        if other.each:
-            joined = tree_map(lambda a, b: torch.cat([a, b]), self.each, other.each) if self.each else other.each
-            self.each = joined
+        self.pieces += [other.each] if other.each else other.pieces
         self.clients += other.clients
         self.excluded += other.excluded
         self.steps += other.steps
         self.examples += other.examples
         self.bytes_up += other.bytes_up
+
+    def joined(self) -> Partial:
+        """The same with its pieces put together, once: clients may be many, and what they send large."""
+        if self.pieces:
+            self.each = tree_map(lambda *parts: torch.cat(parts), *self.pieces) if self.pieces[1:] else self.pieces[0]
+            self.pieces = []
+        return self
 
 
 class Host:
@@ -163,7 +169,7 @@ class Host:
             self.plan = self._planned(Layout(self.train_rows, clients, batching))
         orders = self.plan.layout.draw(key)
         if coming is not None:
-            self.population.expect(coming, COLUMNS)
+            self.population.expect(coming, columns_of(self.population))
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
         for positions in self.plan.chunks:
             chosen = clients[positions]
@@ -184,7 +190,7 @@ class Host:
             places = None if rows is None else torch.from_numpy(rows[positions])
             groups = 0 if rows is None else len(leaves(shared)[0])
             self._collect(result, chosen, self._joined(new, sent.memory), sent.up, places, groups)
-        return result
+        return result.joined()
 
     def _parted(self, private: Tree) -> tuple[Tree, Tree]:
         """A client's state: what the method sees of it, and what its transforms remember."""

@@ -9,7 +9,9 @@ from bespoke.methods.ditto import Ditto
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.feature_groups import FeatureGroups
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.fedembed import FedEmbed
 from bespoke.methods.fedprox import FedProx
+from bespoke.methods.fedrep import FedRep
 from bespoke.methods.finetune import FineTune
 from bespoke.methods.group_fl import GroupFL
 from bespoke.methods.group_perfl import GroupPerFL
@@ -19,6 +21,7 @@ from bespoke.methods.local import Local
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
 from bespoke.methods.per_fedavg import PerFedAvg
+from bespoke.methods.pfedkm import PFedKM
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
@@ -29,6 +32,7 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
         Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL, FeatureGroups,
+        FedRep, PFedKM, FedEmbed,
     )
 }  # fmt: skip
 
@@ -43,7 +47,9 @@ __all__ = [
     "Ensemble",
     "FeatureGroups",
     "FedAvg",
+    "FedEmbed",
     "FedProx",
+    "FedRep",
     "FineTune",
     "GroupFL",
     "GroupPerFL",
@@ -51,6 +57,7 @@ __all__ = [
     "KNNPer",
     "Local",
     "Mocha",
+    "PFedKM",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",

@@ -13,7 +13,7 @@ from typing import Any
 from bespoke.metrics.text import count, listing, metric_name, number, p_text, percent, signed
 
 FORMAT = 1
-ORDER = ("ood", "fewer-examples", "sweep", "per-client")  # as they are told
+ORDER = ("ood", "fewer-examples", "sweep", "per-client", "embeddings")  # as they are told
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def combined(values: list[Any]) -> Any:
 
 def told(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
-    return {"ood": _ood, "fewer-examples": _fewer, "sweep": _sweep, "per-client": _choosers}[analysis.kind](analysis)
+    how = {"ood": _ood, "fewer-examples": _fewer, "sweep": _sweep, "per-client": _choosers, "embeddings": _embeddings}
+    return how[analysis.kind](analysis)
 
 
 def starts_untrained(record: dict[str, Any]) -> bool:
@@ -155,6 +156,14 @@ def _choosers(analysis: Analysis) -> list[str]:
     verdict = "better" if gains > 0 else "worse" if gains < 0 else "the same"
     p = f", paired Wilcoxon {p_text(difference['p'])}" if len(analysis.seeds) == 1 and difference["p"] else ""
     return [sentence, f"Choosing for itself is {verdict} on average ({signed(difference['mean'])}{p})."]
+
+
+def _embeddings(analysis: Analysis) -> list[str]:
+    record = analysis.record
+    return [
+        f"The group is guessed right from the embedding for {_part(record['recovered'])} of clients (by "
+        f"{record['by']}; adjusted Rand index {_shown(record['agreement'])}, 1 is the same division, 0 is chance)."
+    ]
 
 
 def _shown(value: float | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, LeNet, Linear, Network
+from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 
@@ -19,18 +19,19 @@ MODELS = {
     "cnn": "the EMNIST network of Reddi et al.: two convolutions, two dense layers, 1.2M parameters",
     "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
     "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
+    "fedembed-cnn": "the MNIST network of FedEmbed: three convolutions with LayerNorm, 64 features",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
-    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, MobileNetV2, LSTM, Transformer)
+    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, LSTM, Transformer)
 }
 _KINDS = {
-    "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "mobilenet": MobileNetV2, "lstm": LSTM,
-    "transformer": Transformer,
+    "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
+    "mobilenet": MobileNetV2, "lstm": LSTM, "transformer": Transformer,
 }  # fmt: skip
-_IMAGES = ("cnn", "fedavg-cnn", "lenet", "mobilenet")
+_IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "vocabulary")  # a network's fields that the data decide
 
 
@@ -68,7 +69,9 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5)))
     if kind == "language":
         return LanguageModel(network, l2=l2, unscored=tuple(about.get("unscored", ())))
-    return Classification(network, l2=l2, hinge=name == "svm")
+    metrics = Classification.metrics + (("f1",) if classes == 2 else ())
+    kinds = len(about.get("kinds", ()))
+    return Classification(network, l2=l2, kinds=kinds, hinge=name == "svm", metrics=metrics)
 
 
 def _fitting(about: dict[str, Any]) -> str:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bespoke.errors import UserError
+from bespoke.models.conditioned import LastLayer, conditioned
 from bespoke.models.networks import Network
 from bespoke.models.token_loss import Head, head_loss
 from bespoke.tensors import Params
@@ -30,6 +32,7 @@ class BaseTask:
     network: Network
     how: Gradient = "autograd"  # the engine chooses: see `gradient`
     l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
+    kinds: int = 0  # how many kinds of rows there are, where the data tell them apart (a batch's `kind`)
 
     metrics: tuple[str, ...] = ()
     lower_is_better: tuple[str, ...] = ("loss",)
@@ -56,6 +59,23 @@ class BaseTask:
     def fresh(self, seed: int) -> Params:
         """A random start: what `init` gives, or a draw where that is the same for all seeds."""
         return self.network.fresh(seed)
+
+    def conditioned(self, size: int) -> Self:
+        """The same task of a network that an embedding of this size goes into."""
+        return replace(self, network=conditioned(self.network, size))
+
+    def above_features(self) -> Self:
+        """The task of the last layer alone: the rows of its batches are features."""
+        return replace(self, network=LastLayer(self.network))
+
+    def known_kinds(self, who: str) -> int:
+        """How many kinds of rows there are, for a method that cannot do without them."""
+        if not self.kinds:
+            raise UserError(
+                f"{who} goes by the kind of rows that a client likes, and these data have no column 'kind'; use "
+                "assignment = 'som' or 'personal', or data that have one, such as mnist-preferences"
+            )
+        return self.kinds
 
     def predict(self, params: Params, batch: Params) -> Tensor:
         return self.network(params, batch["x"])
@@ -84,9 +104,11 @@ class BaseTask:
         raise NotImplementedError
 
     def loss(self, params: Params, batch: Params) -> Tensor:
-        losses = self.example_losses(self.predict(params, batch), batch["y"])
-        mask = batch["mask"]
-        return self._penalized((losses * mask).sum() / mask.sum().clamp(min=1.0), params)
+        return self._penalized(self.mean_loss(self.predict(params, batch), batch), params)
+
+    def mean_loss(self, outputs: Tensor, batch: Params) -> Tensor:
+        """Over the rows that count."""
+        return mean_over(self.example_losses(outputs, batch["y"]), batch["mask"])
 
     def _penalized(self, loss: Tensor, params: Params) -> Tensor:
         return loss + 0.5 * self.l2 * sum((p * p).sum() for p in params.values()) if self.l2 else loss
@@ -95,11 +117,23 @@ class BaseTask:
         """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
         if self.how in ("closed-form", "fused") and self.has_closed_form:
             return self._closed_form(params, batch)
+        return self.slopes(lambda p: (self.loss(p, batch),), params)[0]
+
+    def slopes(self, losses: Callable[..., tuple[Tensor, ...]], *params: Params) -> tuple[Params, ...]:
+        """The gradient of the i-th loss for the i-th parameters, the others held; `losses` takes all at once."""
         if self.how == "autograd":
-            live = {name: p.detach().requires_grad_() for name, p in params.items()}
-            grads = torch.autograd.grad(self.loss(live, batch), list(live.values()))
-            return dict(zip(live, grads))
-        return torch.func.grad(self.loss)(params, batch)
+            live = [{name: p.detach().requires_grad_() for name, p in part.items()} for part in params]
+            found, grads = losses(*live), []
+            for place, (loss, part) in enumerate(zip(found, live)):
+                more = place + 1 < len(live)
+                grads.append(dict(zip(part, torch.autograd.grad(loss, list(part.values()), retain_graph=more))))
+            return tuple(grads)
+        if len(params) == 1:
+            return (torch.func.grad(lambda p: losses(p)[0])(*params),)
+        found, pull = torch.func.vjp(losses, *params)[:2]
+        one, nil = torch.ones_like(found[0]), torch.zeros_like(found[0])
+        rows = (tuple(one if i == j else nil for j in range(len(params))) for i in range(len(params)))
+        return tuple(pull(row)[place] for place, row in enumerate(rows))
 
     def descend(
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
@@ -203,7 +237,11 @@ class Classification(BaseTask):
         chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
         correct = ((chosen == batch["y"]).float() * mask).sum()
         loss = (self.example_losses(outputs, batch["y"]) * mask).sum()
-        return {"accuracy": correct, "error": mask.sum() - correct, "loss": loss, "count": mask.sum()}
+        sums = {"accuracy": correct, "error": mask.sum() - correct, "loss": loss, "count": mask.sum()}
+        if "f1" in self.metrics:
+            yes, liked = (chosen == 1).float() * mask, (batch["y"] == 1).float() * mask
+            sums |= {"found": (yes * liked).sum(), "said": yes.sum(), "there": liked.sum()}
+        return sums
 
 
 @dataclass(frozen=True)
@@ -275,6 +313,11 @@ class LanguageModel(BaseTask):
         return {"accuracy": correct, "accuracy_count": scored.sum(), "loss": loss, "count": tokens.sum()}
 
 
+def mean_over(losses: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the rows that count."""
+    return (losses * mask).sum() / mask.sum().clamp(min=1.0)
+
+
 def shares(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     """The weight of each class among neighbours, for each item."""
     none = torch.zeros(len(targets), outputs.shape[-1])
@@ -293,5 +336,16 @@ def finished(metric: str, sums: Params) -> Tensor:
         "rmse": ("mse", torch.sqrt),
         "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
     }
+    if metric == "f1":
+        return _f1(sums)
     source, finish = derived.get(metric, (metric, lambda mean: mean))
     return finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
+
+
+def _f1(sums: Params) -> Tensor:
+    """The mean F1 of two classes, each in turn what is looked for; a class neither there nor said has an F1 of one."""
+    found, said, there = (sums[name] for name in ("found", "said", "there"))
+    rest, denied, absent = sums["count"] - said - there + found, sums["count"] - said, sums["count"] - there
+    yes, no = said + there, denied + absent
+    both = 2 * found / yes.clamp(min=1), 2 * rest / no.clamp(min=1)
+    return (torch.where(yes > 0, both[0], 1.0) + torch.where(no > 0, both[1], 1.0)) / 2

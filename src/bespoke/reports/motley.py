@@ -10,6 +10,7 @@ from bespoke.metrics.clusters import clusters_of
 from bespoke.metrics.concerns import SIZEABLE, concerns
 from bespoke.metrics.motley import motley_lines
 from bespoke.metrics.summary import Summary
+from bespoke.reports.embeddings import embedding_parts
 from bespoke.reports.figures import Figure, Style
 from bespoke.reports.motley_figures import (
     choosers_figure,
@@ -32,7 +33,7 @@ def motley_parts(
     by_kind: dict[str, list[Analysis]] = {}
     for analysis in sorted(analyses, key=lambda a: list(titles).index(a.label)):
         by_kind.setdefault(analysis.kind, []).append(analysis)
-    figures: dict[str, Figure] = {}
+    figures, embeddings = embedding_parts(analyses, titles)
     for part in ("others", "other groups"):
         figures[f"ood-{part.replace(' ', '-')}"] = ood_figure(by_kind.get("ood", []), titles, styles, part)
     figures["fewer-mean"], figures["fewer-change"] = fewer_figures(by_kind.get("fewer-examples", []), titles, styles)
@@ -65,6 +66,7 @@ def motley_parts(
         "fewer": [{"title": titles[a.label], "told": told(a)} for a in by_kind.get("fewer-examples", [])],
         "sweeps": sweeps,
         "choosers": choosers,
+        "embeddings": embeddings,
         "analyzed": bool(analyses),
     }
     return figures, about

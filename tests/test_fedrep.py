@@ -1,0 +1,90 @@
+"""FedRep by hand: a body of one weight, a head of one weight, one row.
+
+x = 1, the body's h = w x + b with w = 2, b = 0, the head says p h + c with p = 1, c = 0; the target is 1, the loss half
+the square.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bespoke.data.population import Population
+from bespoke.data.splits import everything
+from bespoke.engines.batches import Orders, Sliced
+from bespoke.method import Cohort, Setting
+from bespoke.methods import FedRep
+from bespoke.models.networks import MLP
+from bespoke.models.task import Regression
+
+TASK = Regression(MLP(1, 1, (1,)))
+BODY = {"features.1.weight": torch.tensor([[2.0]]), "features.1.bias": torch.zeros(1)}
+HEAD = {"head.weight": torch.tensor([[1.0]]), "head.bias": torch.zeros(1)}
+
+
+def batches(method: FedRep, support: bool = False, rows: int = 1) -> Sliced:
+    columns: dict[str, Any] = {"x": torch.arange(1.0, rows + 1)[:, None], "y": torch.arange(1.0, rows + 1)}
+    population = Population.build(columns, np.repeat(["a"], rows))
+    batching = method.support_batching() if support else method.batching()
+    return Orders.draw(everything(population), np.array([0]), batching, 1).sliced(0)
+
+
+def test_head_first_then_the_body_with_the_head_held() -> None:
+    """Head, two epochs: it says 2, slope 1: p = 1 - 0.1 * 2 = 0.8, c = -0.1; then 1.5, slope 0.5: p = 0.7, c = -0.15.
+
+    Body, one epoch: it says 1.25, slope 0.25 * 0.7: w and b by -0.1 * 0.175.
+    """
+    method = FedRep(TASK, lr=0.1, head_epochs=2)
+    private, up = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))
+    assert private["head"]["head.weight"].item() == pytest.approx(0.7)
+    assert private["head"]["head.bias"].item() == pytest.approx(-0.15)
+    assert set(up["delta"]) == set(BODY)  # the head stays
+    assert up["delta"]["features.1.weight"].item() == pytest.approx(-0.0175, rel=1e-5)
+    assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.0175, rel=1e-5)
+
+
+def test_a_rate_of_its_own_for_the_head() -> None:
+    method = FedRep(TASK, lr=0.1, head_lr=0.2, head_epochs=1)
+    private, _ = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))
+    assert private["head"]["head.weight"].item() == pytest.approx(0.6)
+
+
+def test_the_server_averages_bodies_and_keeps_the_first_head() -> None:
+    method = FedRep(TASK)
+    server = method.init_server({**BODY, **HEAD}, Setting(0, 1))
+    sums = {"delta": {n: torch.ones_like(p) for n, p in BODY.items()}, "weight": torch.tensor(2.0)}
+    new = method.server_round(server, Cohort(sums, {}, (0, 1)))
+    assert new["params"]["features.1.weight"].item() == 2.5
+    assert set(method.broadcast(new)["params"]) == set(BODY)
+    assert method.params(new)["head.weight"].item() == 1.0
+
+
+def test_in_the_end_everyone_fits_its_head_to_the_final_body() -> None:
+    method = FedRep(TASK, lr=0.1, adapt_epochs=2)
+    before, after = method.personalize({"params": BODY}, {"head": HEAD}, batches(method, support=True))
+    assert before["head.weight"].item() == 1.0
+    assert after["head.weight"].item() == pytest.approx(0.7)
+    assert torch.equal(after["features.1.weight"], BODY["features.1.weight"])
+
+
+def test_the_body_is_asked_once_for_each_batch() -> None:
+    """Three batches in a head's five epochs: three times, not fifteen; the same head as with the body asked anew."""
+    asked = []
+
+    class Counting(Regression):
+        def features(self, params: Any, batch: Any) -> Any:
+            asked.append(1)
+            return super().features(params, batch)
+
+    method = FedRep(Counting(MLP(1, 1, (1,))), lr=0.01, head_epochs=5, batch_size=2)
+    given = batches(method, rows=5).part(0, 5)
+    found = method.fit(BODY, HEAD, given)
+    assert len(asked) == 3
+    from bespoke.methods.descend import descend
+
+    expected = descend(TASK, {**BODY, **HEAD}, given, lr=0.01, only=("head.",))
+    for name in HEAD:
+        torch.testing.assert_close(found[name], expected[name])

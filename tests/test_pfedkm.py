@@ -1,0 +1,99 @@
+"""PFedKM: k-means by hand, clusters that are found, what the server sees."""
+
+from __future__ import annotations
+
+import torch
+
+from bespoke.method import Cohort, Reveal, Setting
+from bespoke.methods import PFedKM
+from bespoke.methods.pfedkm import kmeans
+from bespoke.models.networks import MLP
+from bespoke.models.task import Regression
+
+TASK = Regression(MLP(1, 1, (1,)))
+START = {
+    "features.1.weight": torch.tensor([[1.0]]),
+    "features.1.bias": torch.zeros(1),
+    "head.weight": torch.tensor([[1.0]]),
+    "head.bias": torch.zeros(1),
+}
+
+
+def test_kmeans_by_hand() -> None:
+    """From centres 0 and 4: {0, 1} and {5, 9} first, then 0.5 and 7; then 5 is nearer to 7 still."""
+    points = torch.tensor([[0.0], [1.0], [5.0], [9.0]])
+    places, centres = kmeans(points, torch.tensor([[0.0], [4.0]]), 5, None)
+    assert places.tolist() == [0, 0, 1, 1]
+    assert centres.tolist() == [[0.5], [7.0]]
+
+
+def test_a_centre_without_points_stays() -> None:
+    places, centres = kmeans(torch.zeros(3, 1), torch.tensor([[0.0], [100.0]]), 3, None)
+    assert places.tolist() == [0, 0, 0]
+    assert centres.tolist() == [[0.0], [100.0]]
+
+
+def test_first_centres_are_far_apart() -> None:
+    """Three tight heaps: k-means++ begins with one of each, whatever the seed."""
+    points = torch.cat(
+        [torch.randn(20, 2, generator=torch.Generator().manual_seed(s)) * 0.01 + 10 * s for s in range(3)]
+    )
+    for seed in range(5):
+        places, _ = kmeans(points, torch.zeros(3, 2), 5, seed)
+        heaps = [places[i : i + 20].unique() for i in (0, 20, 40)]
+        assert all(len(heap) == 1 for heap in heaps)
+        assert len({int(heap) for heap in heaps}) == 3
+
+
+def cohort(biases: list[float]) -> Cohort:
+    """Clients who would move the head's bias so far, and the body by one."""
+    many = len(biases)
+    delta = {name: torch.zeros(many, *p.shape) for name, p in START.items()}
+    delta["head.bias"] = torch.tensor(biases)[:, None]
+    delta["features.1.bias"] = torch.ones(many, 1)
+    return Cohort({}, {"delta": delta, "weight": torch.ones(many)}, tuple(range(many)))
+
+
+def test_heads_are_averaged_by_cluster_and_the_body_by_all() -> None:
+    method = PFedKM(TASK, k=2)
+    server = method.init_server(START, Setting(1, 5))
+    assert int(method.unicast(server, 3)["cluster"]) == -1
+    new = method.server_round(server, cohort([2.0, 4.0, -3.0, -5.0]))
+    first, other = int(new["cluster"][0]), int(new["cluster"][2])
+    assert new["cluster"].tolist() == [first, first, other, other, -1]
+    assert new["params"]["head.bias"][first].item() == 3.0
+    assert new["params"]["head.bias"][other].item() == -4.0
+    assert new["params"]["features.1.bias"].item() == 1.0
+    assert method.observe(new, cohort([0.0])) == {"clients": [2, 2], "largest_share": 0.5}
+    # who fits its cluster's head moves no more, and stays where it is
+    again = method.server_round(new, cohort([0.0, 0.0, 0.0, 0.0]))
+    assert again["cluster"].tolist() == new["cluster"].tolist()
+    assert torch.equal(again["params"]["head.bias"], new["params"]["head.bias"])
+
+
+def test_the_order_of_answers_does_not_matter() -> None:
+    method = PFedKM(TASK, k=2)
+    server = method.init_server(START, Setting(1, 4))
+    plain = cohort([2.0, 4.0, -3.0, -5.0])
+    turned = Cohort(
+        {}, {"delta": {n: p.flip(0) for n, p in plain.each["delta"].items()}, "weight": torch.ones(4)}, (3, 2, 1, 0)
+    )
+    found = [method.server_round(server, c)["cluster"].tolist() for c in (plain, turned)]
+    assert found[0] == found[1]
+
+
+def test_a_client_the_server_does_not_know_takes_the_best_head() -> None:
+    """x = 1, y = 3: h = 1, heads that say 1 + 2 and 1 - 4."""
+    method = PFedKM(TASK, k=2)
+    params = {**START, "head.weight": torch.ones(2, 1, 1), "head.bias": torch.tensor([[-4.0], [2.0]])}
+
+    class One:
+        def rows(self):
+            return {"x": torch.ones(1, 1), "y": torch.tensor([3.0]), "mask": torch.ones(1)}
+
+    assert int(method.pick({"params": params, "cluster": torch.tensor(-1)}, One())) == 1
+    assert int(method.pick({"params": params, "cluster": torch.tensor(0)}, One())) == 0
+
+
+def test_the_server_sees_everyone() -> None:
+    assert set(PFedKM(TASK).uplink.values()) == {Reveal.EACH}
