@@ -165,6 +165,14 @@ _LISTED = (
         "and labels.txt into adni/, and pip install 'bespoke-fl[images]'", "bespoke.data.adni",
     ),
     Source(
+        "speech-commands", "Speech Commands: a wake word among other words, by speaker", "files", 132, 3807,
+        "classification", "device type: speakers whose recordings sound alike when nobody speaks", "CC BY 4.0",
+        "put speech_commands_test.parquet (word, speaker, clip, mulaw_8khz: the test set of version 0.02 at 8 kHz) into "
+        "speech_commands/; or the folders by word of the published archive (speech_commands_v0.02.tar.gz, "
+        "storage.googleapis.com/download.tensorflow.org/data) into speech_commands/clips/, with layout = 'folders'",
+        "bespoke.data.speech_commands",
+    ),
+    Source(
         "synthetic", "Linear regression with Gaussian clients: every client's true weights are known", "generated", 100,
         5000, "regression", "cluster of clients, with groups > 1", "none needed", "nothing to do: it is drawn",
         "bespoke.data.synthetic",

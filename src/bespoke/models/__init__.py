@@ -7,7 +7,7 @@ from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network
+from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 
@@ -21,18 +21,21 @@ MODELS = {
     "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "fedembed-cnn": "the MNIST network of FedEmbed: three convolutions with LayerNorm, 64 features",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
+    "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 16,000 parameters",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
-    kind.__name__: kind for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, LSTM, Transformer)
+    kind.__name__: kind
+    for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, SpectrogramCNN, LSTM, Transformer)
 }
 _KINDS = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
-    "mobilenet": MobileNetV2, "lstm": LSTM, "transformer": Transformer,
+    "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM, "transformer": Transformer,
 }  # fmt: skip
 _IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
-GIVEN = ("inputs", "outputs", "classes", "side", "channels", "vocabulary")  # a network's fields that the data decide
+# a network's fields that the data decide
+GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary")
 
 
 def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
@@ -40,7 +43,8 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
     Options: hidden (list of widths for mlp; width for lstm, transformer), embedding, layers (lstm, transformer),
-    projection (lstm), width, heads (transformer), norm_groups (mobilenet), l2, random_init (linear).
+    projection (lstm), width (transformer, spectrogram-cnn), heads (transformer), norm_groups (mobilenet,
+    spectrogram-cnn), l2, random_init (linear).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
@@ -51,13 +55,15 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         raise unknown("model", name, [*MODELS, "auto"], "[model]")
     fits = {
         "regression": ("linear", "mlp", "fedavg-cnn"),
-        "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES),
+        "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, "spectrogram-cnn"),
         "language": ("lstm", "transformer"),
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
     if name in _IMAGES and shape != "image":
         raise UserError(f"model {name!r} is for images, and these are rows of a table; use 'linear' or 'mlp'")
+    if name == "spectrogram-cnn" and shape != "spectrogram":
+        raise UserError(f"model {name!r} is for spectrograms, and these are rows of another kind ({shape})")
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
@@ -79,7 +85,7 @@ def _fitting(about: dict[str, Any]) -> str:
     if about.get("input") == "image":
         small = "mlp" if about.get("side", 28) < 16 else "cnn"
         return small if about["task"] == "classification" else "fedavg-cnn"
-    return {"table": "linear", "tokens": "lstm"}[about.get("input", "table")]
+    return {"table": "linear", "tokens": "lstm", "spectrogram": "spectrogram-cnn"}[about.get("input", "table")]
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -114,6 +120,8 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             )
         if name in _IMAGES:
             return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
+        if name == "spectrogram-cnn":
+            return SpectrogramCNN(outputs, about["frames"], about["bands"], **options)
         return _KINDS[name](about["vocabulary"], **options)
     except (TypeError, ValueError) as error:
         raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None
