@@ -20,6 +20,8 @@ def norms(tree: Any) -> Tensor:
 
 def clipped(tree: Any, bound: float) -> Any:
     """Every client's part of a stacked tree, scaled to a norm of at most `bound`."""
+    if not leaves(tree):  # a model of which nothing is shared
+        return tree
     return scale(tree, (bound / norms(tree).clamp(min=1e-12)).clamp(max=1.0))
 
 

@@ -125,7 +125,7 @@ class Gaussian(Transform):
 
     def _finite(self, hidden: Tree) -> Tree:
         """Who would be left out for a message that is not finite sends zeros instead: nobody sees the difference."""
-        fine = norms(hidden).isfinite()
+        fine = norms(hidden).isfinite() if leaves(hidden) else torch.ones(())
         if bool(fine.all()):
             return hidden
         return tree_map(lambda leaf: torch.where(_along(fine, leaf), leaf, torch.zeros_like(leaf)), hidden)
