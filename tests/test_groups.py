@@ -299,7 +299,7 @@ def test_without_groups_it_is_refused() -> None:
     with pytest.raises(UserError, match="clip bounds what clients send as delta, and feature-groups sends features"):
         build(checked({"data": data, "stage": stages, "transform": {"clip": 1.0}}, "here"))
     wrong = [{"method": "feature-groups", "rounds": 1}, {"method": "ditto", "rounds": 1}]
-    with pytest.raises(UserError, match="ditto starts from one model, and feature-groups .* a model for each group"):
+    with pytest.raises(UserError, match=r"ditto starts from one model, and feature-groups .* a model for each group"):
         build(checked({"data": data, "stage": wrong}, "here"))
 
 
@@ -366,7 +366,7 @@ def test_found_groups_train_apart_from_copies_of_their_model() -> None:
 
 
 def test_groups_are_found_in_updates_and_in_features(tmp_path: Path) -> None:
-    """Opposite slopes are found in updates and not in inputs, which are the same; inputs that differ are found there."""
+    """Opposite slopes are found in updates and not in inputs, which are the same; other inputs are found there."""
     slopes = lines(False)
     truth = np.arange(CLIENTS) % 2
     shifted = replace(slopes, columns={**slopes.columns, "x": slopes.columns["x"] + 5 * torch.from_numpy(
