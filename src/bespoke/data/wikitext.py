@@ -2,7 +2,7 @@
 
 As in Liu et al., Group Personalized Federated Learning (ICASSP 2023): a page is a client, its sentences are examples,
 and pages whose title names one of five topics make a group. The paper says neither how a title names a topic nor how
-text becomes sentences: here a topic's words stand in the title as whole words ("Battle of Nauplia", "Tea ( film )"), and
+text becomes sentences: here a topic's words stand in the title as whole words ("Battle of Nauplia", "Tea (film)"), and
 sentences end at a full stop, question or exclamation mark that stands by itself, as WikiText's tokens do.
 """
 
