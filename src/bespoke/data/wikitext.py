@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.data.population import Population
+from bespoke.data.population import NO_GROUP, Population
 from bespoke.data.sources import at_least, damaged, find_folder
 from bespoke.data.words import Vocabulary, ranked, shifted
 from bespoke.errors import UserError
 
 TOPICS = ("battle", "film", "video game", "music", "disease")  # Table 2 of the paper
-OTHER = "(other)"
+OTHER = NO_GROUP
 FILES = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
 UNKNOWN = "<unk>"
 _TITLE = re.compile(r"= ([^=].*?) =")  # deeper headings have more of them
@@ -54,7 +54,9 @@ def load(length: int = 20, vocabulary: int = 33000, least: int = 4, topics_only:
     tokens = words.encode([sentence for name in names for sentence in kept[name]], length)
     notes = [
         f"Read {', '.join(path.name for path in paths)}: {len(kept):,} pages of at least {least} sentences.",
-        "A page's topic is the first of " + ", ".join(TOPICS) + " whose words stand in its title; else (other).",
+        "A page's topic is the first of "
+        + ", ".join(TOPICS)
+        + " whose words stand in its title; most pages have none.",
     ]
     columns: dict[str, Any] = shifted(tokens)
     topics = np.repeat([topic_of(name) for name in names], rows)
