@@ -26,6 +26,7 @@ from bespoke.metrics.text import metric_name, number
 TITLE = "## Groups: Group Personalized FL"
 WAYS = {"fedavg": "FL", "finetune": "PerFL", "group-fl": "GroupFL", "group-perfl": "GroupPerFL"}  # as the paper says
 MOST_GROUPS = 10
+LEAST = 0.02  # the paper's smallest improvement of GroupPerFL on PerFL in what it calls one, Section 5.5
 
 HEADER = f"""{TITLE}
 
@@ -50,9 +51,11 @@ class Claim:
     paper: str
     here: str
     holds: bool
+    large: bool = True  # as much as in the paper, too
 
     def row(self) -> str:
-        return f"| {self.text} | {self.paper} | {self.here} | {'yes' if self.holds else 'no'} |"
+        verdict = ("yes" if self.large else "in order, not in size") if self.holds else "no"
+        return f"| {self.text} | {self.paper} | {self.here} | {verdict} |"
 
 
 def groups(folders: list[Path]) -> str:
@@ -131,7 +134,7 @@ def _claims(study: Study, table: object, summary: Summary, rows: list[GroupRow],
         Claim("GroupFL improves on FL", "in all groups", f"{_change(group, fl)}, {better} {of}", better == seeds),
         Claim(
             "GroupPerFL improves on PerFL", "mostly by 5 to 20 %; by 2 to 12 %",
-            f"{_change(both, perfl)}, {further} {of}", further == seeds,
+            f"{_change(both, perfl)}, {further} {of}", further == seeds, abs(both.value / perfl.value - 1) >= LEAST,
         ),
     ]  # fmt: skip
     found = gain(study, table, summary)  # type: ignore[arg-type]
