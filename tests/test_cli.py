@@ -101,6 +101,12 @@ def test_compare_takes_a_table_nobody_prepared(here: Path, target: str, kind: st
     assert (here / "two.html").exists()
 
 
+def test_groups_of_built_in_data_go_by_their_name() -> None:
+    refused(bespoke("compare", "--group", "region"), "--group region", "chem97", "lea")
+    refused(bespoke("compare", "--data", "movielens", "--group", "lea"), "movielens", "no groups")
+    refused(bespoke("compare", "--group", "lea", "--client", "school"), "--client", "of which table?")
+
+
 def test_compare_by_time_with_held_out_clients_prints_one_json_document(here: Path) -> None:
     table = write_csv(here / "sales.csv", messy_table().drop(columns=["sold", "size"]))
     told = bespoke(

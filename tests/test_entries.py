@@ -103,6 +103,13 @@ def test_a_comparison_of_one_method_in_two_settings(tmp_path: Path) -> None:
         ({"a": {"method": "fedavg", "before": "ensemble"}}, "a list of stages"),
         ({"a": {"method": "fedavg", "before": [{"rounds": 3}]}}, "names no method"),
         ({"local": {"method": "fedavg"}}, "the name of another method"),
+        ({"a": {"method": "group-fl", "after": "fedav"}}, "unknown entry 'fedav'.*Did you mean 'fedavg'"),
+        ({"a": {"method": "group-fl", "after": 3}}, "unknown entry"),
+        ({"a": {"method": "group-fl", "after": "fedavg", "before": []}}, "give one of them"),
+        (
+            {"a": {"method": "group-fl", "after": "b"}, "b": {"method": "group-fl", "after": "a"}},
+            "in a circle: a -> b -> a",
+        ),
         ({"a": 3}, "entries.a"),
     ],
 )
@@ -117,3 +124,31 @@ def test_labels_stand_where_methods_do() -> None:
     assert found.methods == ["warm"]
     with pytest.raises(UserError, match="Did you mean 'warm'"):
         check_compare({"methods": ["warn"], "entries": entries}, "file.toml")
+
+
+def test_an_entry_after_another_starts_from_it_as_it_is_tuned(tmp_path: Path) -> None:
+    """Three deep: each is tuned after the one it starts from, whose chosen learning rate it takes along."""
+    entries = {
+        "found": {"method": "feature-groups", "rounds": 1},
+        "group-fl": {"method": "group-fl", "after": "found", "rounds": 2},
+        "alone": {"method": "group-fl", "after": "", "rounds": 1},
+    }
+    assert [Entry.of(label, entries).after for label in entries] == ["fedavg", "found", ""]
+    assert Entry.of("group-perfl", entries).after == "group-fl"
+    data = {"source": "synthetic", "options": {"clients": 6, "examples": 20, "groups": 2}}
+    grid = {"fedavg": {"lr": [0.05, 0.1]}, "group-fl": {"lr": [0.05, 0.1]}, "feature-groups": {}}
+    out = Comparison(
+        {"data": data, "engine": {"workers": 0}}, tmp_path / "out", ("group-perfl", "alone"), (0,), 2, grid=grid,
+        entries=entries,
+    ).run()  # fmt: skip
+    about = {entry["label"]: entry for entry in json.loads((out / "compare.json").read_text())["methods"]}
+    assert list(about) == ["group-perfl", "alone"]
+    first, second, third, last = about["group-perfl"]["stages"]
+    assert [s["method"] for s in (first, second, third, last)] == [
+        "fedavg", "feature-groups", "group-fl", "group-perfl",
+    ]  # fmt: skip
+    tried = {path.name for path in (out / "tuning").iterdir()}
+    assert {"fedavg-lr0.05", "fedavg-lr0.1", "group-fl-lr0.05", "group-fl-lr0.1", "alone-lr0.1"} <= tried
+    config = (out / "tuning" / "group-fl-lr0.1" / "config.toml").read_text()
+    assert f"lr = {first['lr']}" in config  # fedavg was settled before groups were tried
+    assert [s["method"] for s in about["alone"]["stages"]] == ["group-fl"]

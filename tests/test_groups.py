@@ -76,8 +76,7 @@ def test_each_group_is_a_federation_of_its_own(how: Choice, server: ServerOptimi
     knobs: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "server": server}
     together, alone = GroupFL(LINE, **knobs), FedAvg(LINE, **knobs)
     start = {"weight": torch.tensor([[0.3]]), "bias": torch.tensor([-0.2])}
-    assert population.group is not None
-    groups = torch.from_numpy(population.group + 1)
+    groups = torch.from_numpy(population.group_numbers())
     cohorts = [np.arange(CLIENTS), np.array([0, 1, 2, 3, 5]), np.array([4, 6]), np.arange(CLIENTS)]
     with Engine(population, how) as engine:
         engine.open(ClientWork(together, split.train), start)
@@ -218,6 +217,16 @@ def test_who_never_trained(tmp_path: Path) -> None:
         weight = ended.server["params"]["weight"][0].item()  # row 0: the model that all had in common
         assert abs(weight) < 1.0
         assert (table["query_mse"] > 0.2).all()
+
+
+def test_a_missing_group_is_not_a_group() -> None:
+    plain = lines()
+    found = replace(plain, groups=["(missing)", "up"])
+    numbers = found.group_numbers()
+    assert numbers is not None
+    assert numbers.tolist() == [1, 0] * 6
+    assert experiment(found, Stage(GroupFL(LINE), 1)).setting(0).groups.tolist() == numbers.tolist()
+    assert lines(False).group_numbers() is None
 
 
 FILE = """
@@ -366,7 +375,7 @@ def test_found_groups_train_apart_from_copies_of_their_model() -> None:
 
 
 def test_groups_are_found_in_updates_and_in_features(tmp_path: Path) -> None:
-    """Opposite slopes are found in updates, not in inputs, which are alike; inputs that differ are found there."""
+    """Opposite slopes are found in updates and not in inputs, which are the same; other inputs are found there."""
     slopes = lines(False)
     truth = np.arange(CLIENTS) % 2
     shifted = replace(slopes, columns={**slopes.columns, "x": slopes.columns["x"] + 5 * torch.from_numpy(

@@ -102,9 +102,9 @@ class Experiment:
     def setting(self, place: int, start: Tree | None = None) -> Setting:
         """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
         seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
-        groups = (start or {}).get("groups")
-        if groups is None and self.population.group is not None:
-            groups = torch.from_numpy(self.population.group + 1)  # 0 is for those whose group is not known
+        groups, given = (start or {}).get("groups"), self.population.group_numbers()
+        if groups is None and given is not None:
+            groups = torch.from_numpy(given)
         return Setting(seed, len(self.population), len(self.split.train.clients), groups)
 
     def sampler(self, place: int, secret: int = 0) -> Sampler:

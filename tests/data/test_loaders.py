@@ -228,6 +228,8 @@ def test_shakespeare_of_a_small_file(folder):
         "abcd", "fg<eos><pad>", "No.\n", "I<oov><eos><pad>",
     ]  # fmt: skip
     assert population.about["vocabulary"] == 90
+    few = load_source("shakespeare", length=4, most=1)
+    assert [decoded(row) for row in few.columns["x"].tolist()] == ["<bos>abc", "<bos>I<oov><eos>"]
 
 
 def test_vocabulary():

@@ -21,6 +21,7 @@ from bespoke.errors import UserError
 from bespoke.randomness import client_keys
 
 FORMAT = 1  # of the folder on disk
+NO_GROUP = "(missing)"  # the group of clients whose group is not known
 
 
 class Names(Sequence[str]):
@@ -125,6 +126,13 @@ class Population:
 
     def group_of(self, client: int) -> str:
         return self.groups[int(self.group[client])] if self.group is not None else ""
+
+    def group_numbers(self) -> NDArray[np.int64] | None:
+        """Each client's group counted from 1, and 0 where it is not known; None if there are no groups."""
+        if self.group is None:
+            return None
+        known = np.array([name != NO_GROUP for name in self.groups])
+        return np.where(known, np.cumsum(known), 0)[self.group]
 
     def only(self, clients: NDArray[np.int64]) -> Population:
         """A population of these clients alone (ids must differ)."""

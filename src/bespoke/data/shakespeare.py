@@ -34,16 +34,20 @@ _IDS = np.full(256, OOV, dtype=np.int16)  # of a byte
 _IDS[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
-def load(length: int = 80) -> Population:
-    """715 roles in six groups; rows are sequences of `length` characters, the train file's before the test file's."""
+def load(length: int = 80, most: int = 0) -> Population:
+    """715 roles in six groups; rows are sequences of `length` characters, the train file's before the test file's.
+
+    most: a role keeps its first so many sequences; 0: all.
+    """
     at_least("shakespeare", 1, length=length)
+    at_least("shakespeare", 0, most=most)
     snippets: dict[str, list[bytes]] = {}
     for part in ("train", "test"):
         path = find_file(f"shakespeare/shakespeare_{part}.h5", "shakespeare")
         for role, arrays in read_clients(path, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
             snippets.setdefault(role, []).extend(texts(path, role, "snippets", arrays["snippets"]))
     pieces = {role: [sequences(text, length) for text in spoken if text] for role, spoken in snippets.items()}
-    kept = {role: np.concatenate(parts) for role, parts in pieces.items() if parts}
+    kept = {role: np.concatenate(parts)[: most or None] for role, parts in pieces.items() if parts}
     if not kept:
         raise UserError("the shakespeare files hold no text")
     tokens = np.concatenate(list(kept.values()))

@@ -152,6 +152,12 @@ _LISTED = (
         "spanish_ted/", "bespoke.data.ted_two_languages",
     ),
     Source(
+        "wikitext103", "Good and featured articles of Wikipedia by page: the next word", "files", 28726, 1684000,
+        "language", "topic (of the page's title)", "CC BY-SA 3.0",
+        "put wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or some of them (wikitext-103-v1.zip, Merity "
+        "et al. 2017), into wikitext103/", "bespoke.data.wikitext",
+    ),
+    Source(
         "vehicle", "Passing vehicles told apart by 23 acoustic and seismic sensors", "files", 23, 43695,
         "classification", "", "none stated; published for research (Duarte and Hu)",
         "put vehicle.mat (cells X and Y, a sensor each, as Smith et al. and Motley prepare it from "

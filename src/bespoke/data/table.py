@@ -21,7 +21,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from bespoke.data.population import Population
+from bespoke.data.population import NO_GROUP, Population
 from bespoke.errors import UserError, unknown
 
 TableTask = Literal["regression", "classification"]
@@ -276,7 +276,7 @@ def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> N
 
 def _labels(column: pa.ChunkedArray) -> NDArray[Any]:
     names, code = _levels(column, [""])
-    return np.append(names, "(missing)")[code]  # the code of a missing value is -1: the last
+    return np.append(names, NO_GROUP)[code]  # the code of a missing value is -1: the last
 
 
 # The target

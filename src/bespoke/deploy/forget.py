@@ -66,7 +66,8 @@ def forget_client(run: Path, client: str) -> dict[str, Any]:
         "the shared model, to which this client may have contributed",
         "this client's row of results in clients.parquet (sizes and scores)",
     ]
-    known = {stage["method"] for stage in config.stage if METHODS[stage["method"]].unicast is not Method.unicast}
+    kinds = [METHODS[stage["method"]] for stage in config.stage]
+    known = {kind.name for kind in kinds if kind.unicast is not Method.unicast or kind.hands_on == 0}  # its group
     remains += [
         f"what the server itself keeps of this client under {name}, in its checkpoints" for name in sorted(known)
     ]

@@ -51,6 +51,7 @@ from bespoke.reports.figures import (
     sorted_figure,
     styles_of,
 )
+from bespoke.reports.groups import group_parts
 from bespoke.reports.motley import motley_parts
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         "clusters": clusters_figure(study, summary, styles),
     }
     more, motley = motley_parts(study, table, summary, styles)
-    figures = {name: figure for name, figure in {**figures, **more}.items() if figure}
+    gained, grouped = group_parts(study, table, summary)
+    figures = {name: figure for name, figure in {**figures, **more, **gained}.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
     focus = focus_of(summary)
     return _environment().get_template("report.html.jinja").render(
@@ -110,6 +112,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         drawn=drawn,
         figures=figures,
         motley=motley,
+        grouped=grouped,
         forest={method.label: forest(summary, method) for method in summary.compared},
         group_rows=_group_rows(summary),
         most_groups=MOST_GROUPS,

@@ -1,0 +1,73 @@
+"""What the page shows of groups of clients, after Liu et al. (2023): a table by group, who gains, what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bespoke.metrics.clients import Study
+from bespoke.metrics.groups import ALL, Gain, by_group, costs, gain, labelled, shown_metric
+from bespoke.metrics.summary import Summary
+from bespoke.metrics.text import jsonable, metric_name
+from bespoke.reports.figures import MOST_GROUPS, Figure, _axis, _label
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BINS = 40
+OUTER = 1.0  # percent of clients at either end that may lie beyond the axis
+
+
+def group_parts(study: Study, table: pd.DataFrame, summary: Summary) -> tuple[dict[str, Figure], dict[str, Any]]:
+    """(figures, what groups.html.jinja tells around them); empty unless groups were trained."""
+    if not (labelled(study, "group-fl") or labelled(study, "group-perfl")):
+        return {}, {}
+    titles = {method.label: method.title for method in summary.methods}
+    metric, lower = shown_metric(study, summary)
+    rows = by_group(study, table, summary)
+    found = gain(study, table, summary)
+    about = {
+        "metric": metric_name(metric),
+        "lower": lower,
+        "pooled": metric == "perplexity",
+        "titles": titles,
+        "rows": [*rows[:-1][:MOST_GROUPS], rows[-1]],
+        "groups": len(rows) - 1,
+        "gain": found,
+        "by_group": [] if found is None else [
+            (row.group, row.clients, 100 * found.improved_in(row.group), float(np.median(found.of(row.group))))
+            for row in rows[:MOST_GROUPS] if row.group != ALL and len(found.of(row.group))
+        ],
+        "costs": costs(study),
+    }  # fmt: skip
+    return {"group-gain": gain_figure(found, titles)} if found else {}, about
+
+
+def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
+    """Figure 1: how many clients change by how much."""
+    changes = found.of()
+    if not len(changes):
+        return {}
+    low, high = np.percentile(changes, [OUTER, 100 - OUTER])
+    reach = max(abs(low), abs(high)) or 1.0
+    inside = changes[np.abs(changes) <= reach]
+    counts, edges = np.histogram(inside, BINS, (-reach, reach))
+    middles = (edges[:-1] + edges[1:]) / 2
+    gained = middles < 0 if found.lower else middles > 0
+    name = metric_name(found.metric)
+    against = f"{name}, {_label(titles[found.label])} against {_label(titles[found.rival])}"
+    return {
+        "data": [{
+            "type": "bar", "x": jsonable(middles.tolist(), 5), "y": counts.tolist(), "width": 2 * reach / BINS * 0.94,
+            "marker": {"color": ["$good" if better else "$bad" for better in gained]}, "showlegend": False,
+            "hovertemplate": "%{y} clients change by about %{x:.3g} %<extra></extra>",
+        }],
+        "beyond": int(len(changes) - len(inside)),
+        "label": f"relative change of {name}, {titles[found.label]} against {titles[found.rival]}",
+        "height": 320,
+        "layout": {
+            "xaxis": _axis(f"change of {against}, %"),
+            "yaxis": _axis("clients"), "bargap": 0,
+        },
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bespoke.data.sources import load_source
+from bespoke.data.wikitext import OTHER, sentences_of, topic_of
+from bespoke.errors import UserError
+
+PAGES = """
+ = Battle of X =
+
+ A b c . A a !
+ = = Before = =
+
+ A = b , said she . Not ended
+ = Tea ( film ) =
+
+ A tea . <unk> tea ? b .
+"""
+
+
+def write(folder: Path, text: str, name: str = "wiki.valid.tokens") -> None:
+    (folder / "wikitext103").mkdir(exist_ok=True)
+    (folder / "wikitext103" / name).write_text(text, encoding="utf-8")
+
+
+def test_pages_of_a_small_file(folder: Path) -> None:
+    write(folder, PAGES)
+    population = load_source("wikitext103", length=3, vocabulary=5, least=3)
+    assert list(population.ids) == ["Battle of X", "Tea ( film )"]
+    assert [population.group_of(c) for c in (0, 1)] == ["battle", "film"]
+    assert population.sizes().tolist() == [4, 3]
+    words = population.about["words"]
+    # A and . four times each, b three, then tea twice; of the rest, which occur once, the first by alphabet
+    assert words == [".", "A", "b", "tea", "!"]
+    names = ["<pad>", *words, "<oov>", "<bos>", "<eos>"]
+    shown = [" ".join(names[i] for i in row) for row in population.columns["y"].tolist()]
+    assert shown == [
+        "A b <oov>", "A <oov> !", "A <oov> b", "<oov> <oov> <eos>", "A tea .", "<oov> tea <oov>", "b . <eos>",
+    ]  # fmt: skip
+    assert all(names[row[0]] == "<bos>" for row in population.columns["x"].tolist())
+    assert population.about["unscored"] == [6, 8]
+
+
+def test_pages_of_several_files_and_of_one_title(folder: Path) -> None:
+    write(folder, " = Tea = \n a . b . \n")
+    write(folder, " = Tea = \n c . \n = Music of Y = \n d . \n", "wiki.test.tokens")
+    population = load_source("wikitext103", least=1)
+    assert list(population.ids) == ["Music of Y", "Tea", "Tea (2)"]
+    assert list(load_source("wikitext103", least=2).ids) == ["Tea"]
+    assert list(load_source("wikitext103", least=1, topics_only=True).ids) == ["Music of Y"]
+
+
+def test_topics_are_whole_words_of_titles() -> None:
+    titles = {
+        "Battle of Nauplia ( 1822 )": "battle", "Battlefield 2": OTHER, "The Film About a Battle": "battle",
+        "History of the video game industry": "video game", "Video": OTHER, "Filmmaking": OTHER,
+        "Kawasaki disease": "disease",
+    }  # fmt: skip
+    assert {title: topic_of(title) for title in titles} == titles
+
+
+def test_sentences() -> None:
+    assert sentences_of(["a", "b", ".", "c", "?", "d"]) == [["a", "b", "."], ["c", "?"], ["d"]]
+    assert sentences_of(["a", "."]) == [["a", "."]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(" text \n = Tea = \n", "text before the first title: 'text'"), ("\n", "no page")],
+)
+def test_files_of_another_layout(folder: Path, text: str, words: str) -> None:
+    write(folder, text)
+    with pytest.raises(UserError, match=words):
+        load_source("wikitext103")
+
+
+def test_missing_files(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"needs the folder wikitext103.*wikitext-103-v1\.zip"):
+        load_source("wikitext103")
+    (folder / "wikitext103").mkdir()
+    with pytest.raises(UserError, match=r"wiki\.train\.tokens or wiki\.valid\.tokens"):
+        load_source("wikitext103")
+    write(folder, " = Tea = \n a . \n")
+    with pytest.raises(UserError, match="no page has 4 sentences"):
+        load_source("wikitext103")
+
+
+def test_the_real_pages(real_data: Path) -> None:
+    population = load_source("wikitext103")
+    assert 100 < len(population) < 130
+    assert 15_000 < population.rows < 25_000
+    assert "Homarus gammarus" in list(population.ids)
+    assert set(population.groups) >= {"battle", OTHER}
