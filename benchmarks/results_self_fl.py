@@ -69,7 +69,8 @@ def synthetic(runs: Path) -> list[str]:
         "Command: `python benchmarks/self_fl synthetic`",
         f"20 clients, {found[0]['repeats']} repeats, drawn {len(found)} times; absolute errors after "
         f"{found[0]['rounds']} rounds of the Gaussian model, learning rate 1e-4 for all. Algorithm 2 is with known "
-        "variances, and what clients reach alone goes into its global parameter; \"variances learned\" is Algorithm 1 as it is used for networks.",
+        "variances, and what clients reach alone goes into its global parameter; \"variances learned\" is Algorithm "
+        "1 as it is used for networks.",
     ]  # fmt: skip
     for case in CASES:
         bounds = {name: np.mean([study["bounds"][case][name] for study in found]) for name in found[0]["bounds"][case]}

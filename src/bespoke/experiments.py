@@ -98,7 +98,7 @@ def build(
         from bespoke.methods import METHODS
 
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
-        _check_fit(METHODS[name], task, len(population), f"stage {place}")
+        _check_fit(stages[-1].method, task, population, f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
@@ -134,8 +134,15 @@ def check_stages_fit(methods: Sequence[Method]) -> None:
             )
 
 
-def _check_fit(method: type[Method], task: Any, clients: int, where: str) -> None:
-    """Some methods are for some models only, or for few clients."""
+def _check_fit(method: Method, task: Any, population: Population, where: str) -> None:
+    """Some methods are for some models only, for few clients, or for clients in groups."""
+    clients = len(population)
+    if getattr(method, "needs_groups", False) and population.group is None:
+        raise UserError(
+            f"{where}: {method.name} as it is set needs clients in groups, and "
+            f"{population.about.get('name', 'this data')} has none: name a column (--group COLUMN), or set clusters = "
+            "'uncertainty'"
+        )
     if method.linear_only and not task.network.is_linear:
         found = type(task.network).__name__.lower()
         raise UserError(
