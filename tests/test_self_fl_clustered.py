@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
 from bespoke.engines.engine import Choice, Engine, choose
 from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
+from bespoke.experiments import build
 from bespoke.method import Cohort, Reveal, Setting
 from bespoke.methods import ClusteredSelfFL, SelfFL
 from bespoke.models.networks import Linear
@@ -152,5 +154,15 @@ def test_a_run_resumes_and_remembers_clusters(tmp_path: Path, clusters: Any) -> 
 
 
 def test_groups_are_needed_where_they_are_asked_for() -> None:
-    with pytest.raises(UserError, match="needs data whose clients have groups"):
+    with pytest.raises(ValueError, match="needs the clients' groups"):
         ClusteredSelfFL(TASK).init_server(at(0.0), Setting(0, 4))
+    stage = {"method": "self-fl-clustered", "rounds": 1}
+    experiment: Any = {"data": {"source": "synthetic", "options": {"clients": 5, "examples": 8}}, "stage": [stage]}
+    with pytest.raises(
+        UserError, match=r"stage 0: self-fl-clustered .* needs clients in groups, and synthetic has none"
+    ):
+        build(checked(experiment, "test"))
+    for grouped in ({**stage, "clusters": "uncertainty"}, stage):
+        experiment["stage"] = [grouped]
+        assert build(checked(experiment, "test")).stages[0].method.name == "self-fl-clustered"
+        experiment["data"]["options"]["groups"] = 2

@@ -100,7 +100,7 @@ def build(
         from bespoke.methods import METHODS
 
         stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
-        _check_fit(METHODS[name], task, len(population), f"stage {place}")
+        _check_fit(stages[-1].method, task, population, f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     _check_groups(population, stages)
     trained = len(split.train.clients)
@@ -173,8 +173,15 @@ def _check_groups(population: Population, stages: Sequence[Stage]) -> None:
             )
 
 
-def _check_fit(method: type[Method], task: Any, clients: int, where: str) -> None:
-    """Some methods are for some models only, or for few clients."""
+def _check_fit(method: Method, task: Any, population: Population, where: str) -> None:
+    """Some methods are for some models only, for few clients, or for clients in groups."""
+    clients = len(population)
+    if getattr(method, "needs_groups", False) and population.group is None:
+        raise UserError(
+            f"{where}: {method.name} as it is set needs clients in groups, and "
+            f"{population.about.get('name', 'this data')} has none: name a column (--group COLUMN), or set clusters = "
+            "'uncertainty'"
+        )
     if method.linear_only and not task.network.is_linear:
         found = type(task.network).__name__.lower()
         raise UserError(

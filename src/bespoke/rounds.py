@@ -126,7 +126,7 @@ class Run:
     how: EngineChoice | None = None  # how to execute, if already known
     stop: Callable[[], bool] = lambda: False
     checkpoint_seconds: float = 5.0
-    after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process here
+    after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process, studies look closer
     after_point: Callable[[int, float], None] | None = None  # a point of the learning curve: may raise Pruned
 
     def __post_init__(self) -> None:
@@ -152,6 +152,7 @@ class Run:
         start: Tree = {"params": params}
         self.account = self._accounted()
         with Engine(experiment.population, self._choice(params)) as engine:
+            self.engine = engine  # studies look at clients' private state after a round
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
                 if found and found.stage > place:

@@ -47,6 +47,10 @@ class PerFedAvg(SharedModel):
     def draws(self) -> int:
         return 2 if self.variant == "first-order" else 3
 
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        return type(self) is PerFedAvg
+
     def batching(self) -> Batching:
         # D, D' and D'' are the same step's batches of epochs shuffled apart: as many for every client, however few rows
         # (a round in steps goes on to the next batches instead)

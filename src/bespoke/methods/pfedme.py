@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from bespoke.method import Batches, Batching, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.shared_model import SharedModel
-from bespoke.tensors import Params, Tree, add_scaled, subtract
+from bespoke.tensors import Params, Tree, add, scale, subtract
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class PFedMe(SharedModel):
     tunes = {"lr": (0.01, 0.03, 0.1), "lam": (1.0, 15.0), "personal_lr": (0.03, 0.09)}
     keep_shared = False
 
+    @property
+    def stackable(self) -> bool:  # type: ignore[override]
+        return type(self) is PFedMe
+
     def batching(self) -> Batching:
         return replace(super().batching(), uses=self.inner_steps)
 
@@ -53,7 +57,7 @@ class PFedMe(SharedModel):
                 self.task, theta, batches.again(step, self.inner_steps), lr=self.personal_lr,
                 weight_decay=self.weight_decay, anchor=w, pull=self.lam,
             )  # fmt: skip
-            w = add_scaled(w, subtract(w, theta), -self.lam * self.lr * batches.live(step))
+            w = add(w, scale(subtract(w, theta), -self.lam * self.lr * batches.live(step)))
         return w, theta
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bespoke.errors import UserError
 from bespoke.method import Batches, Cohort, Reveal, Setting, knob
 from bespoke.methods.self_fl import TINY, SelfFL
 from bespoke.tensors import Params, Tree, add, add_scaled, scale, stack, subtract, tree_map
@@ -43,6 +42,10 @@ class ClusteredSelfFL(SelfFL):
     downlink = {**SelfFL.downlink, "cluster": "which of the clusters the client is in: a one among zeros"}
 
     @property
+    def needs_groups(self) -> bool:
+        return self.clusters == "groups"
+
+    @property
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         each = {"own": Reveal.EACH} if self.clusters == "uncertainty" else {}
         return {**super().uplink, **each}
@@ -52,11 +55,8 @@ class ClusteredSelfFL(SelfFL):
         member = torch.zeros(setting.clients, dtype=torch.int64)
         if self.clusters == "groups":
             if setting.groups is None:
-                raise UserError(
-                    "self-fl-clustered with clusters = 'groups' needs data whose clients have groups, and these have "
-                    "none: name a column (--group), or set clusters = 'uncertainty'"
-                )
-            member = setting.groups.long()  # clients whose group is not known are a cluster too
+                raise ValueError("clusters = 'groups' needs the clients' groups in the setting, and there are none")
+            member = setting.groups.long()
         k = self.k if self.clusters == "uncertainty" else int(member.max()) + 1 if len(member) else 1
         number = next(iter(params.values()))
         return {

@@ -2,7 +2,7 @@
 
 The page carries every client's numbers once (`columns`); a figure is a Plotly specification that refers to them:
 {"$": "change finetune"} stands for a column, {"zip": [...]} for a table of columns, "$m1" for a colour of the theme.
-The script at the end of report.html.jinja fills these in. Same folders, same bytes: no dates, no random ids.
+The script in figures.html.jinja fills these in. Same folders, same bytes: no dates, no random ids.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
     figures = {name: figure for name, figure in {**figures, **more, **gained}.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
     focus = focus_of(summary)
-    return _environment().get_template("report.html.jinja").render(
+    return environment().get_template("report.html.jinja").render(
         summary=summary,
         styles=styles,
         compare=study.compare,
@@ -122,7 +122,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         dropped=_dropped(study),
         guarantees=guarantees(study),
         reference="the model before" if summary.baseline == BEFORE else summary.method(summary.baseline).title,
-        payload=_script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
+        payload=script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
                               "lookup": _lookup(drawn, summary)}),
         plotly=Markup(get_plotlyjs()),
     )  # fmt: skip
@@ -183,7 +183,7 @@ def _lookup(drawn: Drawn, summary: Summary) -> list[list[str]]:
 # ------------------------------------------------------------------------------------------------ text
 
 
-def _script_json(value: Any) -> Markup:
+def script_json(value: Any) -> Markup:
     """JSON that cannot close the script element it stands in."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
@@ -207,7 +207,7 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

@@ -1,0 +1,194 @@
+"""All figures and tables of Self-FL's experiments as one offline page, from the folders that the commands have left.
+
+    python benchmarks/self_fl page --runs runs --out runs/self-fl.html
+
+An experiment that has not been run is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bespoke.reports.figures import Figure
+from bespoke.reports.study import Section, Table, line, plot, write_study
+from self_fl import claims, uncertainty
+from self_fl.folders import (
+    FIVE,
+    TITLES,
+    Claim,
+    Compared,
+    measures_of,
+    numbers,
+    read_json,
+)
+
+COLOURS = {
+    "fedavg": "m0", "self-fl": "m1", "ditto": "m2", "pfedme": "m3", "per-fedavg": "m4", "self-fl-augmented": "m5",
+    "self-fl-clustered": "m6", "self-fl-learned": "m6", "only start": "m2", "only steps": "m3", "only weights": "m4",
+}  # fmt: skip
+LEAD = (
+    "The experiments of Chen et al., Self-Aware Personalized Federated Learning (NeurIPS 2022), made again: figures, "
+    "numbers, and for each of its claims whether it was reproduced, over three seeds."
+)
+
+
+def name_of(label: str) -> str:
+    return TITLES.get(label, label)
+
+
+def verdicts(found: Sequence[Claim]) -> Table:
+    return [["the paper's claim", "ours"], *([claim.text, claim.verdict] for claim in found)]
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+def errors_figure(found: list[dict[str, Any]], case: str, part: str, methods: Sequence[str]) -> Figure:
+    """Figures 4, 5, 6: error against activity rate, the mean over all drawings."""
+    table = pd.DataFrame([entry for study in found for entry in study["lines"]])
+    table = table[table["case"] == case]
+    traces = []
+    for label in methods:
+        mean = table[table["method"] == label].groupby("activity")[part].mean()
+        traces.append(line(name_of(label), mean.index.tolist(), mean.round(5).tolist(), COLOURS[label],
+                           hovertemplate="%{y:.4f}"))  # fmt: skip
+    return plot(traces, "activity rate", f"error of the {part} parameter", f"{part} error, {case} clients", 340,
+                yaxis={"rangemode": "tozero"})  # fmt: skip
+
+
+def curves_figure(study: Compared, labels: Sequence[str]) -> Figure:
+    """Figures 1, 2a, 7, 10: weighted accuracy of personal models against rounds, and between which values seeds lie."""
+    traces: list[Figure] = []
+    for label in labels:
+        rounds, values = study.curve(label)
+        band = {"type": "scatter", "mode": "lines", "x": rounds, "line": {"width": 0}, "showlegend": False,
+                "hoverinfo": "skip", "legendgroup": label}  # fmt: skip
+        low, high = (np.round(100 * end, 3).tolist() for end in (values.min(0), values.max(0)))
+        traces += [{**band, "y": low}, {**band, "y": high, "fill": "tonexty", "fillcolor": f"${COLOURS[label]}/0.15"}]
+        mean = np.round(100 * values.mean(0), 3).tolist()
+        traces.append(line(name_of(label), rounds, mean, COLOURS[label], legendgroup=label, mode="lines",
+                           hovertemplate="%{y:.2f} %"))  # fmt: skip
+    return plot(traces, "round", "weighted accuracy, %", "weighted accuracy against rounds", 400, hovermode="x unified")
+
+
+def histogram_figure(study: Compared, labels: Sequence[str] = ("fedavg", "self-fl")) -> Figure:
+    """Figure 3: how many users have which accuracy, all seeds together."""
+    edges = np.linspace(0, 1, 21)
+    traces = []
+    for label in labels:
+        values = np.concatenate([study.clients(label, seed)["query_accuracy"] for seed in study.seeds])
+        counts, _ = np.histogram(values, edges)
+        traces.append({
+            "type": "bar", "name": name_of(label), "x": np.round(100 * (edges[:-1] + edges[1:]) / 2, 1).tolist(),
+            "y": (counts / len(study.seeds)).round(2).tolist(), "opacity": 0.75,
+            "marker": {"color": f"${COLOURS[label]}"}, "hovertemplate": "%{y:.1f} users",
+        })  # fmt: skip
+    return plot(traces, "accuracy of a user, %", "users", "users by their accuracy", 340, barmode="group")
+
+
+def steps_figures(table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
+    """Figures 11 and 12: steps computed in round 100, and the course of the client that took part most often."""
+    rounds = sorted(table["round"].unique())
+    here = min(100, rounds[-1]) if 100 not in rounds else 100
+    values = table[table["round"] == here]["computed"].to_numpy()
+    powers = np.arange(0, np.ceil(np.log2(max(values.max(), 2))) + 1)
+    counts, _ = np.histogram(np.log2(values), np.append(powers - 0.5, powers[-1] + 0.5))
+    bars = {"type": "bar", "x": [f"{2**int(p):,}" for p in powers], "y": counts.tolist(), "marker": {"color": "$m1"},
+            "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
+    most = table["client"].value_counts().index[0]
+    own = table[table["client"] == most].sort_values("round")
+    # fmt: off
+    course = [line("computed", own["round"].tolist(), own["computed"].tolist(), "m1", hovertemplate="%{y:.0f}"),
+              line("taken", own["round"].tolist(), own["taken"].tolist(), "m2", "dot", hovertemplate="%{y:.0f}")]
+    # fmt: on
+    return [
+        (
+            "steps-histogram",
+            plot([bars], "steps that Eq. 8 asks for (about)", "active clients", "steps computed", 340),
+            f"Round {here}: {len(values)} active clients whose uncertainty is known; before the most, 40.",
+        ),
+        (
+            "steps-course",
+            plot(course, "round", "steps", "steps of one client", 340, yaxis={"rangemode": "tozero"}),
+            f"Client {most}, which took part most often; {own['examples'].iloc[0]} examples.",
+        ),
+    ]  # fmt: skip
+
+
+def final_table(study: Compared, measures: dict[str, Any]) -> Table:
+    rows = [
+        [name_of(label), *(numbers(study.over_seeds(label, m)) for m in measures.values())] for label in study.labels
+    ]
+    return [["method", *(f"{name}, %" for name in measures)], *rows]
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+def synthetic_sections(runs: Path) -> list[Section]:
+    found = read_json(runs / "self-fl-synthetic" / "synthetic.json")
+    if not found:
+        return []
+    compared, variants = FIVE, ("self-fl", "self-fl-augmented", "self-fl-learned")
+    sections = []
+    for number, case in (("4", "homogeneous"), ("5", "heterogeneous")):
+        figures = [
+            (f"{case}-{part}", errors_figure(found, case, part, compared), f"{case.capitalize()}, {part} parameter.")
+            for part in ("global", "local")
+        ]
+        sections.append(Section(f"Figure {number}: {case} clients of the Gaussian model", "", figures))
+    figures = [
+        (f"algorithms-{case}-{part}", errors_figure(found, case, part, variants), f"{case.capitalize()}, {part}.")
+        for case in ("homogeneous", "heterogeneous")
+        for part in ("global", "local")
+    ]
+    command = "python benchmarks/self_fl synthetic"
+    tables = [verdicts(claims.synthetic(found))]
+    return [*sections, Section("Figure 6: Algorithms 1 and 2", "", figures, tables, command=command)]
+
+
+def comparison_section(runs: Path, entry: claims.Entry) -> list[Section]:
+    """Curves, histogram, table and verdicts of one comparison folder."""
+    study = Compared.found(runs / f"self-fl-{entry.name}")
+    if study is None:
+        return []
+    curves, users = curves_figure(study, entry.drawn), histogram_figure(study)
+    figures = [
+        (f"{entry.name}-curves", curves, "Weighted accuracy on validation rows; bands are the seeds."),
+        (f"{entry.name}-users", users, "Users by accuracy on their test rows; mean over seeds."),
+    ]
+    tables = [final_table(study, measures_of(entry)), verdicts(entry.claims(study))]
+    return [Section(entry.title, entry.about, figures, tables, command=entry.command)]
+
+
+def steps_section(runs: Path) -> list[Section]:
+    path = runs / "self-fl-mnist-steps" / "steps.parquet"
+    if not path.exists():
+        return []
+    command = "python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml"
+    return [Section("Local steps (Figures 11, 12)", "", steps_figures(pd.read_parquet(path)), command=command)]
+
+
+def sections(runs: Path) -> list[Section]:
+    """Everything there is in this folder of runs."""
+    made = synthetic_sections(runs)
+    for entry in claims.COMPARISONS:
+        made += comparison_section(runs, entry)
+        if entry.name == "mnist-sparse":
+            made += steps_section(runs)
+    known = read_json(runs / "self-fl-uncertainty" / "uncertainty.json")
+    return [*made, *([uncertainty.section(known)] if known else [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the folder that holds self-fl-...")
+    parser.add_argument("--out", type=Path, default=Path("runs/self-fl.html"))
+    arguments = parser.parse_args()
+    print(f"wrote {write_study(arguments.out, 'Self-FL, experiment by experiment', LEAD, sections(arguments.runs))}")
+
+
+if __name__ == "__main__":
+    main()

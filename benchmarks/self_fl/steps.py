@@ -1,0 +1,87 @@
+"""Figures 11 and 12: how many local steps Self-FL computes for its clients, by round.
+
+    python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml --out runs/self-fl-mnist-steps
+
+Runs the file's Self-FL with its first seed, in this process. How many steps a client is to take is private to it: here
+the private state of each round's clients is read before the round, and Eq. 8 solved for l once more, without l_max.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from bespoke.comparison import Comparison
+from bespoke.experiments import build, to_toml
+from bespoke.methods import SelfFL
+from bespoke.rounds import Experiment, Run, engine_choice
+from bespoke.runfolder import RunFolder
+from bespoke.sampling import Sampler
+
+BOUNDLESS = 10**9
+
+
+@dataclass(frozen=True)
+class Examples:
+    """All that Self-FL asks of batches when it computes steps."""
+
+    examples: torch.Tensor
+
+
+def computed(method: SelfFL, observed: dict[str, float], private: Any, examples: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Eq. 8 for some clients: l as it is, before l_max."""
+    down = {name: torch.tensor(observed[name]) for name in ("between", "total")}
+    boundless: Any = replace(method, max_steps=BOUNDLESS)
+    return boundless.pace(down, private, Examples(examples))[0].numpy()
+
+
+def watch(experiment: Experiment, folder: RunFolder) -> pd.DataFrame:
+    """Run it, and note the steps of every active client whose uncertainty is known, in every round."""
+    method, train = experiment.stages[-1].method, experiment.split.train
+    assert isinstance(method, SelfFL)
+    sampler = Sampler(train, experiment.seed, experiment.cohort, **experiment.sampling)
+    noted: list[pd.DataFrame] = []
+
+    def look(_: int, number: int) -> None:
+        """What the clients of the next round will compute."""
+        clients = sampler.draw(number + 1).reported
+        assert run.engine.host
+        private = run.engine.host.private.read(clients)
+        examples = torch.from_numpy(train.sizes(clients)).float()
+        observed = json.loads((folder.path / "rounds.jsonl").read_text().splitlines()[-1])["observed"]
+        steps = computed(method, observed, private, examples)
+        known = (private["count"] > 1).numpy()
+        noted.append(pd.DataFrame({
+            "round": number + 1, "client": [experiment.population.ids[c] for c in clients[known]],
+            "examples": examples.numpy()[known].astype(int), "computed": steps[known],
+            "taken": np.minimum(steps[known], method.max_steps), "variance": private["variance"].numpy()[known],
+        }))  # fmt: skip
+
+    how = replace(engine_choice(experiment), workers=0)
+    run = Run(experiment, folder, how=how, after_round=look)
+    run.run()
+    return pd.concat(noted[:-1], ignore_index=True)  # after the last round nobody computes any more
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="a comparison with Self-FL among its methods")
+    parser.add_argument("--out", type=Path, default=Path("runs/self-fl-mnist-steps"))
+    arguments = parser.parse_args()
+    comparison = Comparison.read(arguments.file, arguments.out)
+    config = comparison._config("self-fl", comparison.seeds[0], {})
+    folder = RunFolder.create(arguments.out / "run", to_toml(config))
+    found = watch(build(config), folder)
+    found.to_parquet(arguments.out / "steps.parquet")
+    print(f"wrote {arguments.out / 'steps.parquet'}: {len(found)} times a client computed its steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""How uncertain a client is of its parameter, against how far sharing goes: alone, with its group, with everybody.
+
+    python benchmarks/self_fl uncertainty --out runs/self-fl-uncertainty
+
+The three-level posterior of bespoke.bayes on real clients in groups: the mean A-level score of 2,410 schools in local
+authorities (Chem97). Variances of pupils, schools and authorities are estimated from the sums of squares; what is left
+of a school's uncertainty then follows from the numbers of pupils alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bespoke import bayes
+from bespoke.data.arrays import write_text
+from bespoke.data.population import Population
+from bespoke.data.sources import load_source
+from bespoke.reports.figures import example_ticks
+from bespoke.reports.study import Section, plot, write_study
+
+LEVELS = {"local": "alone", "group": "with its group", "all": "with everybody"}
+SHOWN = 600  # schools drawn
+
+
+def components(population: Population) -> dict[str, float]:
+    """Variance of a row within its client, of clients within their group, and of groups: by sums of squares."""
+    assert population.group is not None
+    y = population.columns["y"].double().numpy()
+    sizes = population.sizes().astype(float)
+    client = np.repeat(np.arange(len(sizes)), population.sizes())
+    means = np.bincount(client, y) / sizes
+    within = float(((y - means[client]) ** 2).sum() / (len(y) - len(sizes)))
+    group = population.group
+    counts = np.bincount(group, sizes)
+    centre = np.bincount(group, sizes * means) / counts
+    groups, clients, rows = len(counts), len(sizes), len(y)
+    # expected sums of squares of an unbalanced two-way nested layout, solved from the lowest level up
+    squares = np.bincount(group, sizes**2) / counts
+    between_clients = float((sizes * (means - centre[group]) ** 2).sum())
+    clients_variance = (between_clients - within * (clients - groups)) / (rows - squares.sum())
+    overall = float((counts * (centre - y.mean()) ** 2).sum())
+    shift = within * (groups - 1) + clients_variance * (squares.sum() - (sizes**2).sum() / rows)
+    groups_variance = (overall - shift) / (rows - (counts**2).sum() / rows)
+    return {
+        "rows": within, "clients": max(clients_variance, 0.0), "groups": max(groups_variance, 1e-9),
+    }  # fmt: skip
+
+
+def posteriors(population: Population, found: dict[str, float]) -> bayes.Groups:
+    """What each client knows at each level of sharing."""
+    assert population.group is not None
+    sizes = population.sizes()
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    means = np.bincount(client, population.columns["y"].double().numpy()) / sizes
+    return bayes.three_levels(means, found["rows"] / sizes, population.group, found["groups"], found["clients"])
+
+
+def study(population: Population) -> dict[str, Any]:
+    """Numbers of the figure: standard deviations by client and level."""
+    found = components(population)
+    known = posteriors(population, found)
+    deviations = {level: np.sqrt(getattr(known, level).variance).tolist() for level in LEVELS}
+    return {
+        "title": population.about["title"],
+        "components": found,
+        "examples": population.sizes().tolist(),
+        **deviations,
+    }
+
+
+def section(study: dict[str, Any]) -> Section:
+    """The figure: each client's uncertainty against its examples, and what is left of it in the median."""
+    examples = np.array(study["examples"])
+    shown = np.unique(np.argsort(examples)[np.linspace(0, len(examples) - 1, SHOWN).astype(int)])
+    order = shown[np.argsort(examples[shown])]
+    colours = {"local": "m0", "group": "m2", "all": "m1"}
+    traces = [
+        {
+            "type": "scatter", "mode": "markers", "name": text, "x": examples[order].tolist(),
+            "y": np.round(np.array(study[level])[order], 5).tolist(),
+            "marker": {"color": f"${colours[level]}", "size": 5, "opacity": 0.6},
+            "hovertemplate": "%{x} examples: ± %{y:.3f}",
+        }
+        for level, text in LEVELS.items()
+    ]  # fmt: skip
+    ticks = example_ticks(int(examples.min()), int(examples.max()))
+    cloud = plot(traces, "examples of the client", "standard deviation of what it knows of its parameter",
+                 "uncertainty of every client against its examples, by level of sharing", 420, xaxis=ticks)  # fmt: skip
+    small = examples <= np.quantile(examples, 0.25)
+    bars = [
+        {
+            "type": "bar", "name": name, "x": list(LEVELS.values()), "marker": {"color": f"${colour}"},
+            "y": [round(float(np.median(np.array(study[level])[which])), 5) for level in LEVELS],
+            "hovertemplate": "± %{y:.3f}",
+        }
+        for name, colour, which in (("all clients", "m1", examples > 0), ("the smallest quarter", "m5", small))
+    ]  # fmt: skip
+    medians = plot(bars, "sharing", "median standard deviation", "median uncertainty by level of sharing", 420,
+                   yaxis={"rangemode": "tozero"}, barmode="group")  # fmt: skip
+    parts = study["components"]
+    lead = (
+        f"{study['title']}. Variance of rows {parts['rows']:.3g}, of clients in a group {parts['clients']:.3g}, of "
+        f"groups {parts['groups']:.3g}: all in closed form (bespoke.bayes.three_levels)."
+    )
+    return Section(
+        "Uncertainty against the level of sharing", lead,
+        [("uncertainty", cloud, "A dot is a client at one level of sharing."),
+         ("medians", medians, "What is left for the client in the middle.")],
+        command="python benchmarks/self_fl uncertainty",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="chem97", help="a source whose clients have groups, with numbers as target")
+    parser.add_argument("--out", type=Path, default=Path("runs/self-fl-uncertainty"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    found = study(load_source(arguments.data))
+    write_text(arguments.out / "uncertainty.json", json.dumps(found))
+    page = write_study(arguments.out / "uncertainty.html", "Who gains from sharing, and how far", "", [section(found)])
+    print(f"wrote {page}")
+
+
+if __name__ == "__main__":
+    main()
