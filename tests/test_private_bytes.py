@@ -14,6 +14,8 @@ from bespoke.data.arrays import open_arrays
 from bespoke.engines import engine as engine_module
 from bespoke.engines.engine import Choice
 from bespoke.engines.workers import Worker
+from bespoke.privacy.compress import Compress
+from bespoke.privacy.settings import PrivacyConfig
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import LeakyDitto, SecretDitto
@@ -62,7 +64,7 @@ def found_in(haystack: bytes, needles: set[bytes]) -> set[bytes]:
 
 
 def run(
-    kind: type[SecretDitto], folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+    kind: type[SecretDitto], folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch, **more: Any
 ) -> tuple[list[Wire], World]:
     """A whole run with its wires tapped; private rows are kept from every checkpoint, one a round."""
     wires: list[Wire] = []
@@ -77,7 +79,7 @@ def run(
     place = world("linear")
     method = kind(place.task, lr=0.1, batch_size=4)
     experiment = Experiment(
-        "secret", place.population, place.split, place.task, (Stage(method, ROUNDS),), "mse", cohort=5
+        "secret", place.population, place.split, place.task, (Stage(method, ROUNDS),), "mse", cohort=5, **more
     )  # fmt: skip
     how = Choice(False, 1, workers, 1, "autograd", "")
     Run(experiment, RunFolder.create(folder, ""), how=how, checkpoint_seconds=0.0).run()
@@ -167,6 +169,23 @@ def test_in_process_the_server_sees_no_private_bytes(tmp_path: Path, monkeypatch
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file() and path.parent.name != "private":
             assert found_in(path.read_bytes(), needles) == set(), path
+
+
+def test_neither_state_nor_memory_leaves_under_privacy_and_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is for what leaves: private state has none, and neither it nor what compression left over is ever seen."""
+    privacy = PrivacyConfig(clip=0.5, noise=1.0, adaptive=True)
+    squeezed = (Compress(0.3, "stochastic", least=1),)
+    wires, _ = run(SecretDitto, tmp_path / "run", 2, monkeypatch, transforms=squeezed, privacy=privacy)
+    needles = secrets(tmp_path / "run")
+    messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]
+    assert found_in(b"\0".join(messages), needles) == set()
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.parent.name != "private":
+            assert found_in(path.read_bytes(), needles) == set(), path
+    kept = open_arrays(next((tmp_path / "run" / "private").glob("*.safetensors")))[0]["rows"]
+    assert kept.shape[1] == 4 * (4 + 8 + 4)  # the model, the secret, and the memory of what was not sent
 
 
 def _arrays(tree: Any) -> Any:

@@ -201,6 +201,8 @@ class Run:
         experiment, method, params = self.experiment, stage.method, start["params"]
         engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
         rounds = stage.rounds
+        if self.account:
+            self.account.resume(place, found.round if found else 0)
         if self.account and rounds:
             self.account.look(place, engine.template())
             rounds = self.account.rounds(place)
@@ -563,7 +565,7 @@ class Run:
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
         if self.account:
-            self.account.adopt(shared.path)
+            self.account.adopt(shared.path, place)
         server = restore_empty(template, found.server)
         self._save(engine, place, stage.rounds, server)
         return server

@@ -12,7 +12,7 @@ import torch
 
 from bespoke.data.splits import Train
 from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Method, Setting
 from bespoke.methods import METHODS
@@ -78,9 +78,10 @@ def play(
     params = start(world)
     engine.open(ClientWork(method, train or world.split.train, transforms), params)
     server: Tree = method.init_server(params, setting(world))
-    out = Play({}, {})
+    out, state = Play({}, {}), engine.start()
     for number, cohort in enumerate(rounds if method.trains else ()):
-        result = engine.round(server, np.array(cohort), key=100 + number)
+        result = engine.round(server, np.array(cohort), key=100 + number, state=state)
+        state = result.state
         out.bytes.append((result.bytes_up, result.bytes_down))
         out.steps.append((result.steps, result.examples))
         out.cohorts.append((set(result.cohort.clients), set(result.cohort.excluded)))
@@ -93,13 +94,15 @@ def play(
     if len(test.query.clients):
         parts: Any = {"validation": test.validation, "query": test.query}
         out.scores = engine.examine(server, test.query.clients, test.support, parts, key=9)
-    out.private = private_state(engine, method, params, world)
+    out.private = private_state(engine, params, world)
     return out
 
 
-def private_state(engine: Engine, method: Method, params: Params, world: World) -> Params:
+def private_state(engine: Engine, params: Params, world: World) -> Params:
     """All clients' private state, stacked, read from what the hosts write: the same way for any engine."""
-    table = PrivateTable(method.init_private(params))
+    alone = Host(world.population, Mode(False))
+    alone.open(engine.work, params)
+    table = PrivateTable(alone._initial(params))
     with tempfile.TemporaryDirectory() as folder:
         for name in engine.save_private(Path(folder), "all", only_dirty=False):
             table.load(Path(folder) / name)

@@ -36,9 +36,12 @@ from bespoke.engines.engine import Choice, Engine, choose
 from bespoke.engines.host import ClientWork
 from bespoke.engines.workers import WorkerFailed
 from bespoke.errors import UserError
-from bespoke.method import Batching
+from bespoke.method import Batching, Method, Reveal
 from bespoke.methods import METHODS, FedAvg, FineTune, HypCluster
 from bespoke.privacy.clip import Clip
+from bespoke.privacy.compress import Compress
+from bespoke.privacy.gaussian import Adaptive, Gaussian
+from bespoke.privacy.transform import Transform
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from bespoke.tensors import flatten, subtract
@@ -100,6 +103,43 @@ def test_engines_agree(name: str, method: str, engine: str) -> None:
                 assert_same(
                     play(running, place, made, TRANSFORMS[transform]), reference(name, method, transform, drop_last)
                 )
+
+
+def messages(method: Method, kind: str) -> tuple[Transform, ...]:
+    """What else may act on a method's messages: noise of both kinds with a bound that follows, or compression."""
+    if kind == "compressed":
+        return (Compress(0.5, "stochastic", least=2), Clip(0.5))
+    template = {name: reveal for name, reveal in method.uplink.items() if reveal is not Reveal.COUNT}
+    counts = tuple(name for name in method.uplink if name not in template)
+    adaptive = Adaptive(quantile=0.6)
+    return (Gaussian(tuple(template), 0.5, 0.02, 0.03, False, 5.0, counts, adaptive, reproducible=True),)
+
+
+@cache
+def transformed(method: str, kind: str) -> Play:
+    place = known_world("linear")
+    with Engine(place.population, LOOP) as engine:
+        made = method_of(every_method()[method], place)
+        return play(engine, place, made, messages(made, kind))
+
+
+@pytest.mark.parametrize("kind", ["noisy", "compressed"])
+@pytest.mark.parametrize("method", [name for name, kind in every_method().items() if kind.trains])
+def test_noise_and_compression_are_the_same_on_every_engine(
+    method: str, kind: str, looping_workers: Engine, fused_workers: Engine
+) -> None:
+    """Each client draws its own noise and remembers its own error, in any chunk of any worker."""
+    place = known_world("linear")
+    made = method_of(every_method()[method], place)
+    expected = transformed(method, kind)
+    assert all(bool(leaf.isfinite().all()) for leaf in expected.server.values())
+    for choice in (IN_PROCESS["func, chunk 3"], LINEAR_ONLY["fused, chunk 64"]):
+        with Engine(place.population, choice) as engine:
+            assert_same(play(engine, place, made, messages(made, kind)), expected)
+    for workers in (looping_workers, fused_workers):
+        assert_same(play(workers, place, made, messages(made, kind)), expected)
+    with pytest.raises(AssertionError):  # and it is not that nothing happened
+        assert_same(expected, reference("linear", method))
 
 
 def test_the_battery_can_fail() -> None:
@@ -237,7 +277,7 @@ def test_private_state_moves_between_numbers_of_workers(looping_workers: Engine,
         files = alone.save_private(tmp_path, "all", only_dirty=False)
     looping_workers.open(ClientWork(made, place.split.train), start(place))
     looping_workers.load_private([tmp_path / name for name in files])
-    assert_close(private_state(looping_workers, made, start(place), place), played.private, rtol=0, atol=0)
+    assert_close(private_state(looping_workers, start(place), place), played.private, rtol=0, atol=0)
 
 
 def test_examine_where_one_worker_has_no_rows_to_score(fused_workers: Engine) -> None:

@@ -54,7 +54,8 @@ class Account:
         self.expected = expected_size(plans[0].sampler)
         self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
         self.general = self._general(statistics)
-        self.begun, self.done = self._attempts()
+        self.begun, self.done = _attempts(folder)
+        self.standing: dict[int, float] = {}  # by stage: rounds that were made before this process and stand
         self.settled = self._settle()
         self.limits: dict[int, int] = {}
 
@@ -220,12 +221,6 @@ class Account:
         alone = rounded or self._reveals_each(place)  # what is seen is not the noisy sum of noisy messages alone
         return ours.squared_mu(local=True, central=view == "released" and not alone)
 
-    def _attempts(self) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-        found: dict[str, Counter[tuple[int, int]]] = {"begun": Counter(), "done": Counter()}
-        for line in _lines(self.folder / "attempts.jsonl"):
-            found[line["what"]][line["stage"], line["round"]] += 1
-        return found["begun"], found["done"]
-
     def attempt(self, place: int, number: int, what: str) -> None:
         """Note on disk that a round begins (`begun`), or that its result is safe and may be seen (`done`)."""
         if not self.secret:
@@ -234,11 +229,15 @@ class Account:
             file.write(f"\n{json.dumps({'stage': place, 'round': number, 'what': what})}".encode())
             file.flush()
             os.fsync(file.fileno())
-        (self.begun if what == "begun" else self.done)[place, number] += 1
+
+    def resume(self, place: int, begin: int) -> None:
+        """So many rounds of a stage stand, and all of the stages before it: they are not made again."""
+        self.standing = {**dict.fromkeys(range(place), math.inf), **self.standing, place: begin}
 
     def _times(self, place: int, number: int, view: str) -> int:
-        """How often a round counts."""
-        return max((self.done if view == "released" else self.begun)[place, number], 1)
+        """How often a round counts: as often as it was made before this process, and once more if it is made now."""
+        before = (self.done if view == "released" else self.begun)[place, number]
+        return before + 1 if number > self.standing.get(place, 0) else max(before, 1)
 
     def _tally(self) -> Tally:
         known = self.kind == "known"
@@ -292,10 +291,12 @@ class Account:
         self._so_far.advance(place, number)
         return dict(zip(VIEWS, self._so_far.spent()))
 
-    def adopt(self, stage: Path) -> None:
-        """A stage that another run has trained: what it was begun and done counts here too."""
+    def adopt(self, stage: Path, place: int) -> None:
+        """A stage that another run has trained: what was begun and done there counts here too."""
         for line in _lines(stage / "attempts.jsonl"):
-            self.attempt(line["stage"], line["round"], line["what"])
+            self.attempt(place, line["round"], line["what"])
+        self.begun, self.done = _attempts(self.folder)
+        self.standing[place] = math.inf
 
     def share(self, stage: Path, place: int) -> None:
         lines = [json.dumps(line) for line in _lines(self.folder / "attempts.jsonl") if line["stage"] == place]
@@ -359,6 +360,14 @@ class Account:
             "mu": _finite(mu), "mu_exact": exact, "gdp": _finite(gaussian_epsilon(mu * mu, self.delta)),
             "why": list(spent.why), "spent": spent.to_json(),
         }  # fmt: skip
+
+
+def _attempts(folder: Path) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
+    """How often each round (stage, number) was begun, and done, by processes before this one."""
+    found: dict[str, Counter[tuple[int, int]]] = {"begun": Counter(), "done": Counter()}
+    for line in _lines(folder / "attempts.jsonl"):
+        found[line["what"]][line["stage"], line["round"]] += 1
+    return found["begun"], found["done"]
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

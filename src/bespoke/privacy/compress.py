@@ -24,8 +24,6 @@ from bespoke.privacy.transform import Sent, Transform
 from bespoke.randomness import Word, mix, uniform
 from bespoke.tensors import Params, Tree, flatten, nbytes, unflatten
 
-SMALL = 16  # entries of a leaf up to which compressing costs more than it saves
-
 
 @dataclass(frozen=True)
 class Compress(Transform):
@@ -33,6 +31,7 @@ class Compress(Transform):
 
     keep: float | None = None
     rounding: Literal["stochastic", "nearest"] | None = None
+    least: int = 16  # entries of a leaf below which compressing costs more than it saves
 
     @property
     def remembers(self) -> bool:  # type: ignore[override]
@@ -43,7 +42,7 @@ class Compress(Transform):
         return {"error": unflatten(wide)} if self.remembers and wide else {}
 
     def _acts_on(self, leaf: Tensor) -> bool:
-        return leaf.is_floating_point() and leaf.numel() > SMALL
+        return leaf.is_floating_point() and leaf.dim() > 0 and leaf.numel() >= self.least
 
     def client(self, sent: Sent) -> Sent:
         up, errors = flatten(sent.up), flatten(sent.memory.get("error", {}))

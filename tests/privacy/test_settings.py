@@ -1,0 +1,158 @@
+"""[privacy] in experiments: what is refused and how, what it does to weights, and how it is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bespoke.catalogue import describe_methods, hidden, learned
+from bespoke.cli import _terms
+from bespoke.comparison import Comparison
+from bespoke.config import checked
+from bespoke.errors import UserError
+from bespoke.experiments import build, to_toml
+from bespoke.metrics.guarantee import sentences
+from bespoke.metrics.summary import summarize
+from bespoke.reports.html import write_report
+from bespoke.tuning import Tuning, check_tune
+
+DATA = {"source": "synthetic", "options": {"clients": 12, "examples": 10, "features": 3}, "standardize": "none"}
+
+
+def config(privacy: dict[str, Any], method: str = "fedavg", **more: Any) -> Any:
+    raw = {"data": DATA, "privacy": privacy, "stage": [{"method": method, "rounds": 2}], **more}
+    return checked(raw, "exp.toml")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "more", "said"),
+    [
+        ({}, {}, "without noise hides nothing"),
+        ({"nois": 1.0}, {}, "Did you mean 'privacy.noise'|noise"),
+        ({"noise": -1.0}, {}, "privacy.noise = -1: above zero"),
+        ({"noise": 1.0, "clip": 0.0}, {}, "privacy.clip = 0"),
+        ({"noise": 1.0, "clip": {"delta": -2.0}}, {}, "privacy.clip.delta = -2"),
+        ({"noise": 1.0, "clip": {}}, {}, "empty table"),
+        ({"noise": "auto"}, {}, "privacy.epsilon, which is missing"),
+        ({"noise": "auto", "local_noise": "auto", "epsilon": 1.0}, {}, "only one can be calibrated"),
+        ({"epsilon": -3.0}, {}, "privacy.epsilon = -3.0"),
+        ({"noise": 1.0}, {"transform": {"clip": 2.0}}, "say it once, as privacy.clip"),
+        ({"local_noise": 1.0}, {"transform": {"top_k": 0.1}}, "saves nothing beside privacy.local_noise"),
+        ({"noise": 1.0, "adaptive": True, "clipping": "layer"}, {}, "one bound for all"),
+        ({"noise": 1.0, "clip": {"delta": 1.0}, "clipping": "layer"}, {}, "choose one of the two"),
+        ({"noise": 1.0, "accountant": "gdp"}, {}, "pld, rdp"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(privacy: dict[str, Any], more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        config(privacy, **more)
+
+
+def test_bounds_by_field_have_to_fit_the_method() -> None:
+    with pytest.raises(UserError, match="has no bound for control"):
+        build(config({"noise": 1.0, "clip": {"delta": 1.0}}, "scaffold"))
+    with pytest.raises(UserError, match="bounds control"):
+        build(config({"noise": 1.0, "clip": {"delta": 1.0, "control": 1.0}}))
+    build(config({"noise": 1.0, "clip": {"delta": 1.0, "control": 5.0}}, "scaffold"))
+
+
+def test_clients_weigh_alike_unless_told_otherwise() -> None:
+    """Sizes are data; what was resolved stands in config.toml, and without [privacy] nothing changes."""
+    assert 'weighting = "uniform"' in to_toml(config({"noise": 1.0}))
+    assert "weighting" not in to_toml(config({"noise": 1.0}, "self-fl"))  # it has weights of its own, which are hidden
+    told = checked(
+        {
+            "data": DATA,
+            "privacy": {"noise": 1.0},
+            "stage": [{"method": "fedavg", "rounds": 2, "weighting": "examples"}],
+        },
+        "exp.toml",
+    )
+    assert build(told).stages[0].method.uplink["weight"].name == "SUM"  # then it is clipped and noised like the rest
+    plain = checked({"data": DATA, "stage": [{"method": "fedavg", "rounds": 2}]}, "exp.toml")
+    assert "weighting" not in to_toml(plain)
+    assert "privacy" not in to_toml(plain)
+
+
+def test_terms_of_the_command_line() -> None:
+    assert _terms("epsilon=8, clip=0.5, adaptive=true, local_noise=auto") == {
+        "epsilon": 8, "clip": 0.5, "adaptive": True, "local_noise": "auto",
+    }  # fmt: skip
+    with pytest.raises(UserError, match="not of the form"):
+        _terms("epsilon")
+
+
+def test_the_catalogue_says_what_the_server_learns() -> None:
+    found = {method["name"]: method["reveals"] for method in describe_methods()}
+    assert learned(found["mocha"]) == "every client's delta"
+    assert learned(found["fedavg"]) == "sums of delta, weight"
+    assert learned(found["scaffold"]) == "sums of delta, control; a count of clients by weight"
+    assert learned(found["local"]) == "nothing"
+    assert "local_noise" in hidden(found["mocha"])
+    assert hidden(found["knn-per"]) == "nothing to hide: epsilon is 0"
+
+
+# -- shown -------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("private") / "comparison"
+    base = {"data": DATA, "privacy": {"noise": 1.0, "delta": 0.01, "reproducible": True, "public_statistics": True}}
+    grid = {"fedavg": {"lr": [0.05, 0.1]}, "mocha": {"lr": [0.1]}, "local": {}}
+    Comparison(base, folder, ("fedavg", "local", "mocha"), (0,), rounds=3, grid=grid).run()
+    return folder
+
+
+def test_the_report_has_epsilon_beside_each_method_and_the_cost_of_tuning(compared: Path) -> None:
+    page = write_report([compared], compared).read_text()
+    part = page[page.index('id="guarantee"') :]
+    part = part[: part.index("</section>")]
+    assert "Not private" in part
+    assert "Mocha: ε is infinite, for mocha shows the server every client&#39;s delta" in part
+    about = {
+        entry["label"]: entry["tuning_cost"] for entry in json.loads((compared / "compare.json").read_text())["methods"]
+    }
+    assert about["fedavg"]["runs"] == 3  # two settings, and the run itself
+    alone = json.loads((compared / "runs" / "fedavg-seed0" / "result.json").read_text())["privacy"]["released"]
+    assert about["fedavg"]["epsilon"] > alone["epsilon"]
+    assert (about["local"]["epsilon"], about["mocha"]["epsilon"]) == (0.0, None)
+    sentence = next(text for text in summarize([compared]).answer if "Privacy" in text)
+    assert f"FedAvg {alone['epsilon']:.3g}" in sentence
+    assert "Local 0" in sentence
+    assert "Mocha ∞" in sentence
+
+
+def test_tuning_says_what_it_cost(tmp_path: Path) -> None:
+    raw = {
+        "data": DATA, "privacy": {"noise": 2.0, "delta": 0.01, "public_statistics": True},
+        "stage": [{"method": "fedavg", "rounds": 2}],
+    }  # fmt: skip
+    asked = check_tune({"space": {"fedavg": {"lr": [0.05, 0.1, 0.2]}}}, "exp.toml")
+    about = Tuning.of(raw, asked, tmp_path / "tune", "exp.toml").run()
+    assert about["privacy"]["runs"] == 3
+    one = json.loads((tmp_path / "tune" / about["best"]["folders"][0] / "result.json").read_text())["privacy"][
+        "released"
+    ]
+    assert about["privacy"]["epsilon"] > one["epsilon"]
+    assert one["spent"]["squared_mu"] == pytest.approx(2 / 4)  # twelve clients, all of them in both rounds
+
+
+def test_sentences_say_what_is_not_covered() -> None:
+    view = {
+        "epsilon": None,
+        "by": "RDP",
+        "rdp": None,
+        "pld": None,
+        "mu": None,
+        "mu_exact": True,
+        "gdp": None,
+        "why": ["x"],
+    }
+    said = sentences({
+        "released": view, "messages": view, "delta": 0.1, "secret": False, "adjacency": "a", "stopped": "s",
+        "budget": 3.0,
+    })  # fmt: skip
+    assert "∞" in said[0]
+    assert any("NOT private" in sentence for sentence in said)
