@@ -70,7 +70,7 @@ def test_every_source_describes_itself(name, request):
     assert about["notes"]
     assert {"title", "target", "standardize"} <= about.keys()
     assert len(about["features"]) == len(about["numeric"]) == columns["x"].shape[1]
-    dtypes = {"table": "float32", "image": "uint8", "tokens": "int16"}
+    dtypes = {"table": "float32", "image": "uint8", "spectrogram": "uint8", "tokens": "int16"}
     assert str(columns["x"].dtype).removeprefix("torch.") == dtypes[about["input"]]
     if source.task == "regression":
         assert str(columns["y"].dtype) == "torch.float32"
