@@ -212,6 +212,11 @@ class FedAvgCNN(ImageNetwork):
         return Assembled(features, nn.Linear(512, self.outputs))
 
 
+class _PlaceMean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:  # as pooling to 1 x 1, for which vmap has no rule
+        return x.mean((-2, -1))
+
+
 @dataclass(frozen=True)
 class SpectrogramCNN(ModuleNetwork):
     """Four 3 x 3 convolutions, each pooled, and the mean over what is left of time and pitch: 15,300 parameters.
@@ -232,7 +237,7 @@ class SpectrogramCNN(ModuleNetwork):
         for before, after in pairwise(channels):
             convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
             layers += [convolution, nn.MaxPool2d(2), nn.GroupNorm(self.norm_groups, after), nn.ReLU()]
-        body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        body = nn.Sequential(*layers, _PlaceMean())
         return Assembled(body, nn.Linear(channels[-1], self.outputs))
 
     def prepare(self, x: Tensor) -> Tensor:
