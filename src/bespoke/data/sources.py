@@ -68,6 +68,12 @@ _LISTED = (
         "bespoke.data.rdatasets_tables", "movielens",
     ),
     Source(
+        "movielens-preferences", "MovieLens latest-small: whether a user likes a film, from its genres and year",
+        "embedded", 671, 100004, "classification", "favourite genre, by the earlier half of a user's ratings",
+        "MovieLens terms: no commercial use (through the R package dslabs)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "movielens_preferences",
+    ),
+    Source(
         "digits", "Handwritten digits of 8 x 8 pixels, dealt out to clients by a partitioner", "embedded", 50, 1797,
         "classification", "", "CC BY 4.0 (UCI, through scikit-learn)",
         "nothing to do: it comes with scikit-learn", "bespoke.data.digits",
