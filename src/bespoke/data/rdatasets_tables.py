@@ -73,7 +73,7 @@ def movielens() -> Population:
 
 
 def movielens_preferences() -> Population:
-    """Who likes which genres: four stars or more, or fewer, by a film's genres and year; groups are favourite genres."""
+    """Who likes which genres: four stars or more, or fewer, by a film's genres and year; groups by favourite genre."""
     frame, genres, year, time = _ratings()
     liked = frame["rating"].to_numpy() >= LIKED
     favourite = _favourites(frame["userId"].to_numpy(), time, liked, genres)
