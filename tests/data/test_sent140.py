@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from bespoke.api import run
 from bespoke.comparison import Comparison
 from bespoke.data.sources import load_source
 from bespoke.data.vectors import frozen
+from bespoke.deploy.personal import export_personal, load_personal
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.word_vectors import SentimentLSTM
@@ -82,6 +86,29 @@ def test_frozen_vectors_do_not_travel(folder):
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
     assert task.network.features(params, batch["x"]).shape == (4, 3)
+
+
+def test_a_run_sends_the_lstm_alone_and_exports_it(folder, tmp_path):
+    users = [tweet(user, text, polarity) for user in ("ann", "bob", "eve") for text, polarity in
+             (("love it", "4"), ("so sad", "0"), ("love love !", "4"), ("don't", "0"), ("sad sad", "0"))]  # fmt: skip
+    write_sent140(folder, users)
+    options = {"least": 2, "share": 1.0, "length": 5, "vectors": "small.txt"}
+    experiment = {
+        "data": {"source": "sent140", "options": options}, "model": {"hidden": 3},
+        "stage": [{"method": "fedavg", "rounds": 2, "batch_size": 2}],
+    }  # fmt: skip
+    result = run(experiment, tmp_path / "run")
+    numbers = 84 + 96 + 8
+    assert result["parameters"] == numbers
+    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if line.get("round")]
+    assert [line["bytes_down"] for line in rounds] == [3 * 4 * numbers] * 2
+    assert [line["bytes_up"] for line in rounds] == [3 * 4 * (numbers + 1)] * 2  # and what the client weighs
+    written = export_personal(tmp_path / "run", "ann")
+    assert written["parameters"] == numbers
+    model = load_personal(written["folder"])
+    assert set(model.predict(np.array([[1, 0, 0, 0, 0]]))) <= {"negative", "positive"}
+    assert model.about["words"] == ["love", "sad", "!", "don't"]
 
 
 def test_vectors_that_are_not_here(folder):
