@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+import torch
 
-from bespoke.data import shakespeare
+from bespoke.data import rdatasets_tables, shakespeare
 from bespoke.data.sources import load_source
 from bespoke.errors import UserError
+from bespoke.models import build_task
+from bespoke.models.task import Classification
 
 # Embedded tables
 
@@ -32,6 +35,35 @@ def test_hsb82_and_exam_first_students():
     assert list(hsb82.groups) == ["Catholic", "Public"]
     assert exam.columns["x"][0].numpy() == pytest.approx([0.619059, 0.166175, 1, 1, 0, 0], abs=1e-5)
     assert list(exam.groups) == ["boys", "girls", "mixed"]
+
+
+def test_movielens_preferences_are_the_ratings_cut_at_four_stars():
+    stars, liked = load_source("movielens"), load_source("movielens-preferences")
+    assert list(stars.ids) == list(liked.ids)
+    assert torch.equal(liked.columns["y"], (stars.columns["y"] >= 4).long())
+    assert torch.equal(liked.columns["time"], stars.columns["time"])
+    assert liked.about["features"] == [name for name in stars.about["features"] if name != "years since release"]
+    assert "disagree in 42% of cases" in liked.about["notes"][0]
+    assert isinstance(build_task(liked.about), Classification)
+
+
+def test_favourite_genres_by_hand():
+    """The half that was rated first counts: in it Ann likes dramas and no comedy, Bob comedies; then they change."""
+    drama = [1, 1, 0, 0]
+    likes = {"ann": [1, 1, 0, 0], "bob": [0, 0, 1, 1]}
+    users = np.repeat(["ann", "bob"], 8)
+    flags = np.tile([*drama, *drama], 2)
+    liked = np.concatenate([[*row, *(1 - np.array(row))] for row in likes.values()]).astype(bool)
+    genres = {"genre Comedy": 1 - flags, "genre Drama": flags, "genre (no genres listed)": np.ones(16)}
+    time = np.tile(np.arange(8.0), 2)
+    found = rdatasets_tables._favourites(users, time, liked, genres)
+    assert found.tolist() == ["Drama"] * 8 + ["Comedy"] * 8
+    shuffled = np.random.default_rng(0).permutation(16)
+    moved = {name: column[shuffled] for name, column in genres.items()}
+    again = rdatasets_tables._favourites(users[shuffled], time[shuffled], liked[shuffled], moved)
+    assert again.tolist() == found[shuffled].tolist()  # rows may lie in any order
+    late = rdatasets_tables._favourites(users, -time, liked, genres)
+    assert late.tolist() == ["Comedy"] * 8 + ["Drama"] * 8
 
 
 def test_movielens_first_rating_and_missing_years():

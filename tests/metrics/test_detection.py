@@ -76,5 +76,5 @@ def test_bad_scores(scores, wanted, message):
 
 
 def test_a_fraction_of_rejects():
-    with pytest.raises(ValueError, match="rejects = 1.0: a fraction of the wanted"):
+    with pytest.raises(ValueError, match=r"rejects = 1.0: a fraction of the wanted"):
         relative(MODEL, BASELINE, WANTED, 1.0)

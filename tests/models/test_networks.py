@@ -11,7 +11,7 @@ import torch
 from bespoke.errors import UserError
 from bespoke.models import MODELS, NETWORKS, build_task
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network
+from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression, finished
 from bespoke.models.transformer import Transformer, positions
 from bespoke.tensors import Params
@@ -21,6 +21,7 @@ PUBLISHED = [
     (FedAvgCNN(62, 28), 832 + 51_264 + 1_606_144 + 513 * 62, 512),  # McMahan et al. have 1,663,370 with ten classes
     (FedAvgCNN(1, 32), 832 + 51_264 + (4096 + 1) * 512 + 513, 512),
     (MobileNetV2(), 2_223_872 + 1281 * 2028, 1280),  # Sandler et al.'s 3,504,872 with 1,000 classes
+    (SpectrogramCNN(2, 39, 24), 9 * (8 + 8 * 16 + 16 * 32 + 32 * 32) + 2 * (8 + 16 + 32 + 32) + 2 * 33, 32),
     (Transformer(15_818), 15_818 * 96 + 97 * 512 + 4 * 513 * 512 + 513 * 2048 + 2049 * 512 + 4 * 512 + 513 * 96, 96),
     # torch has two biases in an LSTM where TensorFlow has one
     (LSTM(10_004, 96, 670, 1, 96), 10_004 * 96 + 4 * 670 * (96 + 670 + 2) + 671 * 96 + 97 * 10_004, 670),
@@ -33,7 +34,10 @@ def batch_for(network: Network, rows: int = 3, seed: int = 0) -> Params:
     if hasattr(network, "vocabulary"):
         tokens = torch.randint(1, network.vocabulary, (rows, 6), generator=draw).short()
         return {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": mask}
-    pixels = network.channels * network.side**2
+    if isinstance(network, SpectrogramCNN):
+        pixels = network.frames * network.bands
+    else:
+        pixels = network.channels * network.side**2
     x = torch.randint(0, 256, (rows, pixels), generator=draw, dtype=torch.uint8)
     return {"x": x, "y": torch.arange(rows), "mask": mask}
 
@@ -57,7 +61,10 @@ def test_published_sizes(network, parameters, width):
     assert any(name.startswith(network.last_layer) for name in params)
 
 
-SMALL = [FedAvgCNN(4, 8), FedAvgCNN(1, 8), MobileNetV2(4, 32), Transformer(11, 6, 8, 10, 2, 2), LSTM(11, 3, 5, 1, 4)]
+SMALL = [
+    FedAvgCNN(4, 8), FedAvgCNN(1, 8), MobileNetV2(4, 32), SpectrogramCNN(3, 17, 16, 4, 2),
+    Transformer(11, 6, 8, 10, 2, 2), LSTM(11, 3, 5, 1, 4),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("network", SMALL, ids=lambda network: type(network).__name__)
@@ -155,6 +162,13 @@ def test_models_that_do_not_fit():
         build_task({"task": "regression", "features": ["a"]}, "transformer")
     with pytest.raises(UserError, match="'mobilenet' is for images"):
         build_task({"task": "classification", "features": ["a"], "classes": ["a", "b"]}, "mobilenet")
+    with pytest.raises(
+        UserError, match=r"'spectrogram-cnn' is for rows of the kind 'spectrogram', and these .* 'table'"
+    ):
+        build_task({"task": "classification", "features": ["a"], "classes": ["a", "b"]}, "spectrogram-cnn")
+    sound = {"task": "classification", "input": "spectrogram", "frames": 39, "bands": 24, "classes": ["a", "b"]}
+    with pytest.raises(UserError, match=r"spectrogram-cnn: .*divisible"):
+        build_task(sound, norm_groups=3)
     with pytest.raises(UserError, match=r"unknown key 'head' in \[model\] of 'transformer'.*Did you mean 'heads'"):
         build_task({"task": "language", "input": "tokens", "vocabulary": 9}, "transformer", head=2)
     with pytest.raises(UserError, match=r"transformer: width = 10 has to be a multiple of heads = 8"):

@@ -74,6 +74,12 @@ _LISTED = (
         "bespoke.data.rdatasets_tables", "movielens",
     ),
     Source(
+        "movielens-preferences", "MovieLens latest-small: whether a user likes a film, from its genres and year",
+        "embedded", 671, 100004, "classification", "favourite genre, by the earlier half of a user's ratings",
+        "MovieLens terms: no commercial use (through the R package dslabs)", _RDATASETS,
+        "bespoke.data.rdatasets_tables", "movielens_preferences",
+    ),
+    Source(
         "digits", "Handwritten digits of 8 x 8 pixels, dealt out to clients by a partitioner", "embedded", 50, 1797,
         "classification", "", "CC BY 4.0 (UCI, through scikit-learn)",
         "nothing to do: it comes with scikit-learn", "bespoke.data.digits",
@@ -171,9 +177,15 @@ _LISTED = (
         "and labels.txt into adni/, and pip install 'bespoke-fl[images]'", "bespoke.data.adni",
     ),
     Source(
+        "sent140", "Sentiment140: positive and negative tweets by user", "files", 772, 40783, "classification", "",
+        "none stated; published for research (Go et al.), tweets under Twitter's terms; GloVe: PDDL",
+        "put training.1600000.processed.noemoticon.csv (cs.stanford.edu/people/alecmgo/trainingandtestdata.zip) and "
+        "glove.6B.300d.txt (nlp.stanford.edu/data/glove.6B.zip) into sent140/", "bespoke.data.sent140",
+    ),
+    Source(
         "speech-commands", "Speech Commands: a wake word among other words, by speaker", "files", 132, 3807,
         "classification", "device type: speakers whose recordings sound alike when nobody speaks", "CC BY 4.0",
-        "put speech_commands_test.parquet (word, speaker, clip, mulaw_8khz: the test set of version 0.02 at 8 kHz) into "
+        "put speech_commands_test.parquet (word, speaker, clip, mulaw_8khz: version 0.02's test set at 8 kHz) into "
         "speech_commands/; or the folders by word of the published archive (speech_commands_v0.02.tar.gz, "
         "storage.googleapis.com/download.tensorflow.org/data) into speech_commands/clips/, with layout = 'folders'",
         "bespoke.data.speech_commands",

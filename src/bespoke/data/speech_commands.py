@@ -9,9 +9,9 @@ stands in for them here:
 
 - *Device types* are groups of speakers whose recordings sound alike when nobody speaks. People recorded themselves on
   their own phones and computers, so the quietest tenth of a speaker's frames is what microphone and room add. Speakers
-  are put in the order of its first principal component and cut into five groups of 30, 25, 20, 15 and 10 % of the clips.
+  are ordered by its first principal component and cut into five groups of 30, 25, 20, 15 and 10 % of the clips.
 - *States*, with `states`: 60 % of the clips stay as they are (normal), noise is mixed into a quarter 10 dB below the
-  word (playback), and into the rest as loud as the word (alarm). Types A and C have no alarm, as in the paper's tables.
+  word (playback), and into the rest as loud as the word (alarm). Types A and C have no alarm, as in the paper.
 """
 
 from __future__ import annotations
@@ -265,4 +265,4 @@ def _read_wave(path: Path) -> Floats:
         raise damaged(path, f"no readable wave file ({error})", "16-bit sound at 16 kHz") from None
     if kind != (1, 2, 2 * RATE):
         raise damaged(path, f"{kind[0]} channels of {8 * kind[1]} bits at {kind[2]} Hz", "one of 16 bits at 16000 Hz")
-    return halved(np.frombuffer(content, dtype="<i2").astype(np.float32) / 2**15)
+    return halved((np.frombuffer(content, dtype="<i2") / 2**15).astype(np.float32))

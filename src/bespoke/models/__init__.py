@@ -10,6 +10,7 @@ from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
+from bespoke.models.word_vectors import SentimentLSTM
 
 MODELS = {
     "linear": "linear or (for classes) logistic regression",
@@ -21,28 +22,31 @@ MODELS = {
     "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "fedembed-cnn": "the MNIST network of FedEmbed: three convolutions with LayerNorm, 64 features",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
-    "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 16,000 parameters",
+    "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 15,300 parameters",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
+    "sentiment-lstm": "LSTM layers over frozen word vectors and a dense layer, for classes of sentences",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
     kind.__name__: kind
-    for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, SpectrogramCNN, LSTM, Transformer)
+    for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, SpectrogramCNN, LSTM, SentimentLSTM,
+                 Transformer)
 }
 _KINDS = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
-    "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM, "transformer": Transformer,
+    "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM,
+    "sentiment-lstm": SentimentLSTM, "transformer": Transformer,
 }  # fmt: skip
 _IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
 # a network's fields that the data decide
-GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary")
+GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension")
 
 
 def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
     """The task for a population described by `about` (see docs/data.md), with the model of this name.
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
-    Options: hidden (list of widths for mlp; width for lstm, transformer), embedding, layers (lstm, transformer),
+    Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), width (transformer, spectrogram-cnn), heads (transformer), norm_groups (mobilenet,
     spectrogram-cnn), l2, random_init (linear).
     """
@@ -55,15 +59,17 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         raise unknown("model", name, [*MODELS, "auto"], "[model]")
     fits = {
         "regression": ("linear", "mlp", "fedavg-cnn"),
-        "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, "spectrogram-cnn"),
+        "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, *_ONLY),
         "language": ("lstm", "transformer"),
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
     if name in _IMAGES and shape != "image":
         raise UserError(f"model {name!r} is for images, and these are rows of a table; use 'linear' or 'mlp'")
-    if name == "spectrogram-cnn" and shape != "spectrogram":
-        raise UserError(f"model {name!r} is for spectrograms, and these are rows of another kind ({shape})")
+    if shape != _ONLY.get(name, shape):
+        raise UserError(f"model {name!r} is for rows of the kind {_ONLY[name]!r}, and these are of the kind {shape!r}")
+    if kind == "classification" and shape == "tokens" and name != "sentiment-lstm":
+        raise UserError(f"model {name!r} takes numbers, and these are tokens; use 'sentiment-lstm'")
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
@@ -122,6 +128,8 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
         if name == "spectrogram-cnn":
             return SpectrogramCNN(outputs, about["frames"], about["bands"], **options)
+        if name == "sentiment-lstm":
+            return SentimentLSTM(outputs, about["vectors"], about["dimension"], **options)
         return _KINDS[name](about["vocabulary"], **options)
     except (TypeError, ValueError) as error:
         raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None

@@ -249,6 +249,11 @@ class FedAvgCNN(ImageNetwork):
         return Assembled(features, nn.Linear(512, self.outputs))
 
 
+class _PlaceMean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:  # as pooling to 1 x 1, for which vmap has no rule
+        return x.mean((-2, -1))
+
+
 @dataclass(frozen=True)
 class LeNet(ImageNetwork):
     """The CIFAR-10 network of PyTorch's tutorial: 5 x 5 convolutions of 6 and 16 channels, layers of 120 and 84."""
@@ -282,7 +287,7 @@ class LeNet(ImageNetwork):
 
 @dataclass(frozen=True)
 class SpectrogramCNN(ModuleNetwork):
-    """Four 3 x 3 convolutions, each pooled, and the mean over what is left of time and pitch: 16,000 parameters.
+    """Four 3 x 3 convolutions, each pooled, and the mean over what is left of time and pitch: 15,300 parameters.
 
     A small relative of the wake-word network of Self-FL (convolutions and poolings, 3M parameters). GroupNorm stands
     after pooling, where it costs a quarter; without it, training takes four times as many steps.
@@ -300,7 +305,7 @@ class SpectrogramCNN(ModuleNetwork):
         for before, after in pairwise(channels):
             convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
             layers += [convolution, nn.MaxPool2d(2), nn.GroupNorm(self.norm_groups, after), nn.ReLU()]
-        body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        body = nn.Sequential(*layers, _PlaceMean())
         return Assembled(body, nn.Linear(channels[-1], self.outputs))
 
     def prepare(self, x: Tensor) -> Tensor:
