@@ -1,4 +1,4 @@
-"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from a folder of benchmarks/fedembed/mnist.py.
+"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed/mnist.py left.
 
 python benchmarks/results_fedembed.py runs/fedembed-mnist
 """
@@ -118,10 +118,10 @@ def section(folder: Path) -> str:
     lines = [
         "## MNIST preferences (FedEmbed)",
         "",
-        f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one digit; 20 rows to train "
-        "on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes, ± its standard deviation "
-        f"over {len(about['seeds'])} seeds. {rounds} rounds of {about['cohort']} users. Reduced: the paper has five "
-        "trials, and does not say how many rounds. No image that anybody trained on is anybody's test image. "
+        f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one digit; 20 rows to "
+        "train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes, ± its standard "
+        f"deviation over {len(about['seeds'])} seeds. {rounds} rounds of {about['cohort']} users. Reduced: the paper "
+        "has five trials, and does not say how many rounds. No image that anybody trained on is anybody's test image. "
         "Hyper-parameters were chosen on 4 of the 20 training rows of a third of the users (`python "
         "benchmarks/fedembed/tune.py`).",
         "Command: `python benchmarks/fedembed/mnist.py`",

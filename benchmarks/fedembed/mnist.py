@@ -26,7 +26,8 @@ NO_KINDS = "FedEmbed-Type without kinds"  # Figure 4(a); 4(b) is FedEmbed-Type i
 
 def comparison(folder: Path, users: str, privacy: dict[str, Any], arguments: argparse.Namespace) -> Comparison:
     found = Comparison.read(HERE / "mnist.toml", folder, command=f"python benchmarks/fedembed/mnist.py --only {users}")
-    found.base = {**found.base, **privacy, "data": {**found.base["data"], "options": {"users": users}}}
+    options = {"users": users, **({"number": arguments.number} if arguments.number else {})}
+    found.base = {**found.base, **privacy, "data": {**found.base["data"], "options": options}}
     found.jobs = arguments.jobs
     found.rounds = arguments.rounds or found.rounds
     found.seeds = tuple(range(arguments.seeds)) if arguments.seeds else found.seeds
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--only", choices=USERS, help="one kind of users")
     parser.add_argument("--methods", nargs="+", help="some of the methods")
     parser.add_argument("--seeds", type=int, help="how many (default: as mnist.toml says)")
+    parser.add_argument("--number", type=int, help="of users (default: 9,000), for a quick look")
     parser.add_argument("--rounds", type=int, help="of training (default: as mnist.toml says)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     arguments = parser.parse_args()
