@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from bespoke.data.arrays import open_arrays
 from bespoke.engines import engine as engine_module
 from bespoke.engines.engine import Choice
 from bespoke.engines.workers import Worker
-from bespoke.privacy.compress import Compress
-from bespoke.privacy.settings import PrivacyConfig
+from bespoke.methods import FedEmbed
+from bespoke.methods.assignment import SelfOrganizingMap
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import LeakyDitto, SecretDitto
@@ -171,21 +172,21 @@ def test_in_process_the_server_sees_no_private_bytes(tmp_path: Path, monkeypatch
             assert found_in(path.read_bytes(), needles) == set(), path
 
 
-def test_neither_state_nor_memory_leaves_under_privacy_and_compression(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "knobs", [{"assignment": "personal"}, {"assignment": "som", "som": SelfOrganizingMap(update="sums")}]
+)
+def test_embeddings_and_heads_of_their_own_do_not_leave(
+    knobs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise is for what leaves: private state has none, and neither it nor what compression left over is ever seen."""
-    privacy = PrivacyConfig(clip=0.5, noise=1.0, adaptive=True)
-    squeezed = (Compress(0.3, "stochastic", least=1),)
-    wires, _ = run(SecretDitto, tmp_path / "run", 2, monkeypatch, transforms=squeezed, privacy=privacy)
+    """FedEmbed: the embedding, and with assignment "personal" the head, are in no message and in no file of others."""
+    made: Any = partial(FedEmbed, embedding_lr=0.05, **knobs)
+    wires, _ = run(made, tmp_path / "run", 2, monkeypatch)
     needles = secrets(tmp_path / "run")
     messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]
     assert found_in(b"\0".join(messages), needles) == set()
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file() and path.parent.name != "private":
             assert found_in(path.read_bytes(), needles) == set(), path
-    kept = open_arrays(next((tmp_path / "run" / "private").glob("*.safetensors")))[0]["rows"]
-    assert kept.shape[1] == 4 * (4 + 8 + 4)  # the model, the secret, and the memory of what was not sent
 
 
 def _arrays(tree: Any) -> Any:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from bespoke import randomness
+from bespoke.data.population import Population
+from bespoke.data.splits import everything
+from bespoke.engines.batches import Orders
+from bespoke.method import Batching
 from bespoke.randomness import client_keys, generator, mix, permuted, shuffles, text_key, torch_seed, uniform
 
 
@@ -143,3 +149,38 @@ def test_permuted_mixes_and_needs_no_table() -> None:
     assert len(set(found.tolist())) == 100
     assert found.max() < 10**12
     assert calls < 100 * 6 * 10  # six layers, and a walk of at most a few cycles
+
+
+# -- a client's own chances ------------------------------------------------------------------------------------------
+def drawn(clients: int, key: int = 3, count: int = 20, purpose: str = "embedding") -> torch.Tensor:
+    """(clients, count): everyone's numbers, one client at a time."""
+    names = np.char.add("c", np.arange(clients).astype(str))
+    columns: dict[str, Any] = {"x": torch.zeros(clients, 1), "y": torch.zeros(clients)}
+    population = Population.build(columns, names)
+    orders = Orders.draw(everything(population), np.arange(clients), Batching(), key)
+    return torch.stack([orders.sliced(c).chances(count, purpose) for c in range(clients)])
+
+
+def test_clients_draw_numbers_of_their_own() -> None:
+    values = drawn(2000).double().numpy()
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert stats.chisquare(np.histogram(values, 100, (0, 1))[0]).pvalue > 1e-3
+    assert abs(np.corrcoef(values[:-1].ravel(), values[1:].ravel())[0, 1]) < 0.02  # of neighbours
+    assert abs(np.corrcoef(values[:, :-1].ravel(), values[:, 1:].ravel())[0, 1]) < 0.02  # one after the other
+    assert len(np.unique(values[:, 0])) > 1990
+
+
+def test_chances_depend_on_round_and_purpose_alone() -> None:
+    assert torch.equal(drawn(5), drawn(9)[:5])
+    assert torch.equal(drawn(5, count=4), drawn(5)[:, :4])
+    assert not torch.equal(drawn(5), drawn(5, key=4))
+    assert not torch.equal(drawn(5), drawn(5, purpose="negatives"))
+
+
+def test_chances_are_the_same_under_vmap() -> None:
+    columns: dict[str, Any] = {"x": torch.zeros(6, 1), "y": torch.zeros(6)}
+    population = Population.build(columns, np.array([f"c{i}" for i in range(6)]))
+    stacked = Orders.draw(everything(population), np.arange(6), Batching(), 3).stacked(np.arange(6))
+    found = torch.func.vmap(lambda mine: stacked.of_client(mine).chances(20, "embedding"))(stacked.mapped())
+    assert torch.equal(found, drawn(6))

@@ -162,7 +162,7 @@ def _embeddings(analysis: Analysis) -> list[str]:
     record = analysis.record
     return [
         f"The group is guessed right from the embedding for {_part(record['recovered'])} of clients (by "
-        f"{record['by']}; adjusted Rand index {_shown(record['agreement'])}, 1 is the same division, 0 is chance)."
+        f"{record['by']}; adjusted Rand index {_shown(record['agreement'])}, 1: the same division, 0: chance)."
     ]
 
 

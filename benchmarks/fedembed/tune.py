@@ -1,0 +1,49 @@
+"""Hyper-parameters of FedEmbed's MNIST experiment, chosen on validation rows.
+
+    python benchmarks/fedembed/tune.py --out runs/fedembed-tuning
+
+What is tried is [compare.grid] of mnist.toml, on a third of the users, with a seed of its own: 16 of a user's 20
+training rows are trained on and the other 4 judge; the 10 test rows are not looked at. Prints the best of each, to be
+written into mnist.toml.
+"""
+
+import argparse
+from pathlib import Path
+
+from bespoke.api import tune
+from bespoke.comparison import Comparison
+from bespoke.entries import Entry
+
+HERE = Path(__file__).parent
+SEED = 100  # results are reported of others
+USERS, ROUNDS = 3000, 60  # everyone trains twice, as in the experiment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/fedembed-tuning"))
+    parser.add_argument("--methods", nargs="+", help="some of the methods")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    arguments = parser.parse_args()
+    asked = Comparison.read(HERE / "mnist.toml", arguments.out)
+    for label in arguments.methods or asked.methods:
+        entry = Entry.of(label, asked.entries)
+        knobs = {name: value for name, value in entry.knobs.items() if name not in asked.grid.get(label, {})}
+        experiment = {
+            **asked.base,
+            "seed": SEED,
+            "evaluate_every": ROUNDS,
+            "data": {**asked.base["data"], "options": {"number": USERS}},
+            "split": {"order": "stored", "fractions": [16 / 30, 4 / 30, 10 / 30]},
+            "stage": entry.stages(knobs, ROUNDS),
+        }
+        found = tune(
+            experiment, arguments.out / label, jobs=arguments.jobs, space={entry.method.name: asked.grid[label]}
+        )
+        print(label, found["best"])
+        for trial in found["trials"]:
+            print("   ", trial)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed/mnist.py left.
+
+python benchmarks/results_fedembed.py runs/fedembed-mnist
+"""
+
+import argparse
+import json
+import tomllib
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pandas as pd
+
+from bespoke.errors import UserError
+from bespoke.metrics.analyses import read_analyses
+from bespoke.metrics.clients import read_study
+
+USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian")
+ORDER = (
+    "FedRep", "PFedMe", "PFedKM", "Global", "Global+", "FedEmbed-Personal", "FedEmbed-SOM", "FedEmbed-Prototype",
+    "FedEmbed-Type",
+)  # fmt: skip
+EMBEDDED = (
+    "Global+",
+    "FedEmbed-Personal",
+    "FedEmbed-SOM",
+    "FedEmbed-Prototype",
+    "FedEmbed-Type",
+)  # of Figure 3, and Type
+
+Found = dict[tuple[str, str], dict[str, list[pd.DataFrame]]]  # (users, privacy) -> method -> a table for each seed
+
+
+def tables(folder: Path) -> Found:
+    """Every client's numbers, by comparison, method and seed."""
+    found: Found = {}
+    for users in USERS:
+        for column in COLUMNS:
+            place = folder / f"{users}-{column}"
+            if not (place / "compare.json").exists():
+                continue
+            mine = found[users, column] = {}
+            for run in sorted(read_study([place]).runs, key=lambda run: run.seed):
+                mine.setdefault(run.label, []).append(pd.read_parquet(run.folder / "clients.parquet"))
+    if not found:
+        raise UserError(f"{folder} holds no comparison of benchmarks/fedembed/mnist.py")
+    return found
+
+
+def shown(values: list[float]) -> str:
+    """The mean over seeds, and its spread."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def epsilon(folder: Path, label: str) -> str:
+    """What the accountant of a private run says, where there is one."""
+    spent = {
+        f"{value:.2f}"
+        for path in (folder / "runs").glob(f"{label}-seed*/result.json")
+        if (value := json.loads(path.read_text()).get("privacy", {}).get("epsilon")) is not None
+    }
+    return f" (ε {', '.join(sorted(spent))})" if spent else ""
+
+
+def table_2(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
+    heads = [f"{users}, {column}" for users, column in found]
+    lines = [
+        f"| method | {' | '.join(f'{head}: paper | ours' for head in heads)} |",
+        f"| --- |{' ---: | ---: |' * len(heads)}",
+    ]
+    for label in ORDER:
+        cells = []
+        for (users, column), methods in found.items():
+            mean, spread = paper["table2"][users][label][column]
+            seeds = [float(table["query_f1"].mean()) for table in methods.get(label, [])]
+            ours = shown(seeds) + epsilon(folder / f"{users}-{column}", label) if seeds else "–"
+            cells.append(f"{mean:.2f} ± {spread:.2f} | {ours}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def table_4(methods: dict[str, list[pd.DataFrame]], column: str, paper: dict[str, Any]) -> list[str]:
+    parts = paper["table4"]["parts"]
+    lines = [
+        f"| method, {column} | {' | '.join(f'{part}: paper | ours' for part in parts)} |",
+        f"| --- |{' ---: | ---: |' * len(parts)}",
+    ]
+    for label in ORDER:
+        cells = []
+        for place, groups in enumerate(parts.values()):
+            seeds = [float(t.loc[t["group"].isin(groups), "query_f1"].mean()) for t in methods.get(label, [])]
+            cells.append(f"{paper['table4'][column][label][place]:.2f} | {shown(seeds) if seeds else '–'}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def figures(folder: Path) -> list[str]:
+    """Figures 3 and 4 in numbers: how often the embedding tells what its user likes."""
+    lines = ["| method | guessed right | adjusted Rand index |", "| --- | ---: | ---: |"]
+    for place in (folder / "balanced-none", folder / "without-kinds"):
+        if not (place / "compare.json").exists():
+            continue
+        found = {a.label: a.record for a in read_analyses([run.folder for run in read_study([place]).runs])}
+        for label in (*EMBEDDED, *(label for label in found if label not in EMBEDDED)):
+            if label in found:
+                record = found[label]
+                lines.append(f"| {label} | {100 * record['recovered']:.1f} % | {record['agreement']:.2f} |")
+    return lines
+
+
+def section(folder: Path) -> str:
+    """Tables 2 and 4, and what the embeddings know."""
+    paper = tomllib.loads((Path(__file__).parent / "fedembed" / "paper.toml").read_text())
+    found = tables(folder)
+    about = json.loads((folder / "balanced-none" / "compare.json").read_text())
+    rounds = about["methods"][0]["stages"][-1]["rounds"]
+    lines = [
+        "## MNIST preferences (FedEmbed)",
+        "",
+        f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one digit; 20 rows to "
+        "train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes, ± its standard "
+        f"deviation over {len(about['seeds'])} seeds. {rounds} rounds of {about['cohort']} users. Reduced: the paper "
+        "has five trials, and does not say how many rounds. No image that anybody trained on is anybody's test image. "
+        "Hyper-parameters were chosen on 4 of the 20 training rows of a third of the users (`python "
+        "benchmarks/fedembed/tune.py`).",
+        "Command: `python benchmarks/fedembed/mnist.py`",
+        "",
+        "Table 2:",
+        "",
+        *table_2(folder, found, paper),
+    ]
+    for (users, column), methods in found.items():
+        if users == "imbalanced":
+            lines += ["", "Table 4, by the part of users that like a digit:", "", *table_4(methods, column, paper)]
+    drawn = figures(folder)
+    if len(drawn) > 2:
+        lines += [
+            "",
+            "Figures 3 and 4: what a user likes, guessed from its embedding (drawn in the reports):",
+            "",
+            *drawn,
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    print(section(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()
