@@ -17,6 +17,8 @@ from bespoke.engines.engine import Choice
 from bespoke.engines.workers import Worker
 from bespoke.methods import FedEmbed
 from bespoke.methods.assignment import SelfOrganizingMap
+from bespoke.privacy.compress import Compress
+from bespoke.privacy.settings import PrivacyConfig
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import LeakyDitto, SecretDitto
@@ -170,6 +172,23 @@ def test_in_process_the_server_sees_no_private_bytes(tmp_path: Path, monkeypatch
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file() and path.parent.name != "private":
             assert found_in(path.read_bytes(), needles) == set(), path
+
+
+def test_neither_state_nor_memory_leaves_under_privacy_and_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise is for what leaves: private state has none, and neither it nor what compression left over is ever seen."""
+    privacy = PrivacyConfig(clip=0.5, noise=1.0, adaptive=True)
+    squeezed = (Compress(0.3, "stochastic", least=1),)
+    wires, _ = run(SecretDitto, tmp_path / "run", 2, monkeypatch, transforms=squeezed, privacy=privacy)
+    needles = secrets(tmp_path / "run")
+    messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]
+    assert found_in(b"\0".join(messages), needles) == set()
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.parent.name != "private":
+            assert found_in(path.read_bytes(), needles) == set(), path
+    kept = open_arrays(next((tmp_path / "run" / "private").glob("*.safetensors")))[0]["rows"]
+    assert kept.shape[1] == 4 * (4 + 8 + 4)  # the model, the secret, and the memory of what was not sent
 
 
 @pytest.mark.parametrize(

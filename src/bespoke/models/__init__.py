@@ -29,8 +29,19 @@ MODELS = {
 }
 NETWORKS: dict[str, type[Network]] = {
     kind.__name__: kind
-    for kind in (Linear, MLP, CNN, FedAvgCNN, LeNet, FedEmbedCNN, MobileNetV2, SpectrogramCNN, LSTM, SentimentLSTM,
-                 Transformer)
+    for kind in (
+        Linear,
+        MLP,
+        CNN,
+        FedAvgCNN,
+        LeNet,
+        FedEmbedCNN,
+        MobileNetV2,
+        SpectrogramCNN,
+        LSTM,
+        SentimentLSTM,
+        Transformer,
+    )
 }
 _KINDS = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
@@ -38,6 +49,7 @@ _KINDS = {
     "sentiment-lstm": SentimentLSTM, "transformer": Transformer,
 }  # fmt: skip
 _IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
+_ONLY = {"spectrogram-cnn": "spectrogram", "sentiment-lstm": "tokens"}  # models of classes for one kind of rows
 # a network's fields that the data decide
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension")
 
