@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from bespoke.method import Cohort, Reveal, Setting
@@ -9,6 +12,7 @@ from bespoke.methods import PFedKM
 from bespoke.methods.pfedkm import kmeans
 from bespoke.models.networks import MLP
 from bespoke.models.task import Regression
+from bespoke.tensors import tree_map
 
 TASK = Regression(MLP(1, 1, (1,)))
 START = {
@@ -45,20 +49,23 @@ def test_first_centres_are_far_apart() -> None:
         assert len({int(heap) for heap in heaps}) == 3
 
 
-def cohort(biases: list[float]) -> Cohort:
-    """Clients who would move the head's bias so far, and the body by one."""
+def cohort(biases: list[float], over: str = "model") -> Cohort:
+    """Clients of weight 2 who would move the head's bias so far, and the body's bias by one."""
     many = len(biases)
-    delta = {name: torch.zeros(many, *p.shape) for name, p in START.items()}
-    delta["head.bias"] = torch.tensor(biases)[:, None]
-    delta["features.1.bias"] = torch.ones(many, 1)
-    return Cohort({}, {"delta": delta, "weight": torch.ones(many)}, tuple(range(many)))
+    head = {"head.weight": torch.zeros(many, 1, 1), "head.bias": torch.tensor(biases)[:, None]}
+    delta = {"features.1.weight": torch.zeros(many, 1, 1), "features.1.bias": torch.full((many, 1), 2.0)}
+    each = {"head": head, "weight": torch.full((many,), 2.0)}
+    if over == "model":
+        return Cohort({}, {"delta": delta, **each}, tuple(range(many)))
+    return Cohort({"delta": {name: leaf.sum(0) for name, leaf in delta.items()}}, each, tuple(range(many)))
 
 
-def test_heads_are_averaged_by_cluster_and_the_body_by_all() -> None:
-    method = PFedKM(TASK, k=2)
+@pytest.mark.parametrize("over", ["model", "head"])
+def test_heads_are_averaged_by_cluster_and_the_body_by_all(over: Any) -> None:
+    method = PFedKM(TASK, k=2, over=over)
     server = method.init_server(START, Setting(1, 5))
     assert int(method.unicast(server, 3)["cluster"]) == -1
-    new = method.server_round(server, cohort([2.0, 4.0, -3.0, -5.0]))
+    new = method.server_round(server, cohort([2.0, 4.0, -3.0, -5.0], over))
     first, other = int(new["cluster"][0]), int(new["cluster"][2])
     assert new["cluster"].tolist() == [first, first, other, other, -1]
     assert new["params"]["head.bias"][first].item() == 3.0
@@ -66,7 +73,7 @@ def test_heads_are_averaged_by_cluster_and_the_body_by_all() -> None:
     assert new["params"]["features.1.bias"].item() == 1.0
     assert method.observe(new, cohort([0.0])) == {"clients": [2, 2], "largest_share": 0.5}
     # who fits its cluster's head moves no more, and stays where it is
-    again = method.server_round(new, cohort([0.0, 0.0, 0.0, 0.0]))
+    again = method.server_round(new, cohort([0.0, 0.0, 0.0, 0.0], over))
     assert again["cluster"].tolist() == new["cluster"].tolist()
     assert torch.equal(again["params"]["head.bias"], new["params"]["head.bias"])
 
@@ -75,9 +82,7 @@ def test_the_order_of_answers_does_not_matter() -> None:
     method = PFedKM(TASK, k=2)
     server = method.init_server(START, Setting(1, 4))
     plain = cohort([2.0, 4.0, -3.0, -5.0])
-    turned = Cohort(
-        {}, {"delta": {n: p.flip(0) for n, p in plain.each["delta"].items()}, "weight": torch.ones(4)}, (3, 2, 1, 0)
-    )
+    turned = Cohort({}, tree_map(lambda leaf: leaf.flip(0), plain.each), (3, 2, 1, 0))
     found = [method.server_round(server, c)["cluster"].tolist() for c in (plain, turned)]
     assert found[0] == found[1]
 
@@ -95,5 +100,24 @@ def test_a_client_the_server_does_not_know_takes_the_best_head() -> None:
     assert int(method.pick({"params": params, "cluster": torch.tensor(0)}, One())) == 0
 
 
-def test_the_server_sees_everyone() -> None:
+def test_a_client_that_comes_for_the_first_time_begins_with_the_mean_head() -> None:
+    method = PFedKM(TASK, k=2)
+    params = {**START, "head.weight": torch.ones(2, 1, 1), "head.bias": torch.tensor([[-4.0], [2.0]])}
+    assert method.model({"params": params}, torch.tensor(-1))["head.bias"].tolist() == [-1.0]
+    assert method.model({"params": params}, torch.tensor(1))["head.bias"].tolist() == [2.0]
+
+
+def test_what_the_server_sees() -> None:
     assert set(PFedKM(TASK).uplink.values()) == {Reveal.EACH}
+    assert PFedKM(TASK, over="head").uplink == {"delta": Reveal.SUM, "head": Reveal.EACH, "weight": Reveal.EACH}
+
+
+def test_kmeans_is_scikit_learns() -> None:
+    """From the same centres, after as many rounds."""
+    from sklearn.cluster import KMeans
+
+    points = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
+    places, centres = kmeans(points, points[:4], 100, None)
+    expected = KMeans(4, init=points[:4].numpy(), n_init=1, tol=0.0).fit(points.numpy())
+    assert places.tolist() == expected.labels_.tolist()
+    torch.testing.assert_close(centres, torch.from_numpy(expected.cluster_centers_).float(), rtol=1e-4, atol=1e-5)

@@ -99,23 +99,22 @@ class FedEmbed(SharedModel):
         return {"som": self.k, "personal": 0, "none": 1}[self.assignment]
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        network, seed = self._task.network, setting.seed
+        network, many, seed = self._task.network, self._many, setting.seed
         model = network.body(params, seed)
-        heads = [network.new_head(network.outputs, seed + 1 + place) for place in range(self._many)]
+        heads = [network.new_head(network.outputs, seed + 1 + place) for place in range(many)]
         if heads:
             model |= {f"heads.{name}": torch.stack([head[name] for head in heads]) for name in heads[0]}
         above = {"global": network.outputs} if self.assignment != "none" else {}
         above |= {"kinds": self._plain.kinds} if self._plain.kinds and self.kinds else {}
         for place, (name, outputs) in enumerate(above.items()):
-            model |= {f"{name}.{n}": p for n, p in network.new_head(outputs, seed - 1 - place).items()}
+            model |= {f"{name}.{n}": p for n, p in network.new_head(outputs, seed + 1 + many + place).items()}
         if self.assignment == "prototype":
-            model["prototypes"] = torch.rand(self._many, self.size, generator=torch.Generator().manual_seed(seed))
+            model["prototypes"] = torch.rand(many, self.size, generator=torch.Generator().manual_seed(seed))
         server = super().init_server(model, setting)
         return {**server, **(self.som.init(self.k, self.size, seed) if self.assignment == "som" else {})}
 
     def init_private(self, params: Params) -> Tree:
-        self._many  # noqa: B018 -- data that do not fit are refused here, before anything is trained
-        network = self._task.network
+        network, _ = self._task.network, self._many  # what does not fit is refused here, before anything is trained
         begun = {"embedding": torch.zeros(self.size), "rounds": torch.zeros(())}
         if self.assignment != "personal":
             return begun

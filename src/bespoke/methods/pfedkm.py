@@ -6,23 +6,24 @@ models have become, one long vector each, and averages the heads of every cluste
 update and knows every client's cluster: both are declared as seen of each.
 
 In the first round all heads are alike and the vectors differ by the clients' gradients alone; later a client's vector
-is its cluster's head with its own update, so that who fits its cluster stays there. k-means begins with the centres of
-the round before, which keeps clusters their numbers; the first centres are drawn among the clients by k-means++.
+is its cluster's head with its own update, so that who fits its cluster stays there. A client that comes for the first
+time begins with the mean of the heads. k-means begins with the centres of the round before, which keeps clusters their
+numbers; the first centres are drawn among the clients by k-means++. With `over = "head"` the vector is of the head
+alone, and of the body's updates the server sees the sum only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
-from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
-from bespoke.tensors import Params, Tree, subtract, take, tree_map
+from bespoke.tensors import Params, Tree, scale, subtract, take, tree_map
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,22 @@ class PFedKM(FedAvg):
     """A shared body, and heads of clusters that the server finds by k-means over the clients' updates."""
 
     k: int = knob(10, "how many clusters", ge=2)
+    over: Literal["model", "head"] = knob("model", "what k-means goes over: the whole model (the paper), or its head")
     iterations: int = knob(10, "rounds of k-means in a round of training", ge=1)
 
     name = "pfedkm"
     paper = "Silva et al., 2022, after Tang et al., 2021"
-    uplink = {"delta": Reveal.EACH, "weight": Reveal.EACH}
     downlink = {"params": "the shared body and the heads of all clusters", "cluster": "which of them is the client's"}
     personal = "the shared body with the head of the cluster that the server put the client in"
     unseen = "a client that never trained takes the head with the lowest loss on its own rows"
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
     keep_shared = False
     hands_on = -1  # a body with several heads
+
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        seen = Reveal.EACH if self.over == "model" else Reveal.SUM
+        return {"delta": seen, "head": Reveal.EACH, "weight": Reveal.EACH}
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """(body, head)"""
@@ -51,7 +57,7 @@ class PFedKM(FedAvg):
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         body, head = self.split(params)
         model = {**body, **{name: p.expand(self.k, *p.shape).clone() for name, p in head.items()}}
-        length = sum(p.numel() for p in params.values())
+        length = sum(p.numel() for p in (params if self.over == "model" else head).values())
         return {
             **super().init_server(model, setting), "seed": torch.tensor(setting.seed), "rounds": torch.tensor(0),
             "centres": torch.zeros(self.k, length), "cluster": torch.full((max(setting.clients, 1),), -1),
@@ -62,35 +68,30 @@ class PFedKM(FedAvg):
         return {"cluster": server["cluster"][client]}
 
     def model(self, down: Tree, cluster: Tensor) -> Params:
-        """The body with one head. Indexed by a tensor, for under vmap every client has its own cluster."""
+        """The body with one head, or with the mean of all for a client in none (-1)."""
         body, heads = self.split(down["params"])
-        return {**body, **{name: p[cluster.reshape(1)][0] for name, p in heads.items()}}
+        return {**body, **tree_map(lambda p: _head(p, cluster.reshape(1))[0], heads)}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        start = self.model(down, down["cluster"].clamp(min=0))  # who is not known yet begins with the first
-        trained = descend(
-            self.task, start, batches, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )  # fmt: skip
-        return private, {"delta": subtract(trained, start), "weight": self.weight(batches)}
+        start, weight = self.model(down, down["cluster"]), self.weight(batches)
+        body, head = self.split(subtract(self.train(start, batches), start))
+        return private, {"delta": scale(body, weight), "head": head, "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         who, order = torch.tensor(cohort.clients).sort()  # so that it does not matter who answered first
-        delta, weight = take(cohort.each["delta"], order), cohort.each["weight"][order]
-        body, heads = self.split(server["params"])
-        before = server["cluster"][who].clamp(min=0)
-        become = {name: (heads[name][before] if name in heads else 0) + delta[name] for name in delta}
-        points = torch.cat([become[name].flatten(1) for name in server["params"]], 1)
+        each = take(cohort.each, order)
+        heads, weight, whole = self.split(server["params"])[1], each["weight"], self.over == "model"
+        become = {name: _head(heads[name], server["cluster"][who]) + change for name, change in each["head"].items()}
+        moved = scale(each["delta"], 1 / weight) if whole else {}
+        points = torch.cat([leaf.flatten(1) for leaf in (*moved.values(), *become.values())], 1)
         seed = None if server["rounds"] else int(server["seed"])
         places, centres = kmeans(points, server["centres"], self.iterations, seed)
         members = (torch.arange(self.k)[:, None] == places) * weight  # (clusters, clients)
-        # a head's members come from several old clusters: its change is to where they are on average
-        parts = members.sum(1)
-        mean = {name: torch.tensordot(weight, leaf, 1) / weight.sum() for name, leaf in delta.items() if name in body}
-        for name, leaf in heads.items():
-            there = torch.tensordot(members, become[name], 1) / parts.clamp(min=1e-9).reshape(
-                -1, *(1,) * (leaf.dim() - 1)
-            )
-            mean[name] = torch.where((parts > 0).reshape(-1, *(1,) * (leaf.dim() - 1)), there - leaf, 0.0)
+        body = tree_map(lambda leaf: leaf.sum(0), each["delta"]) if whole else cohort.sums["delta"]
+        mean = scale(body, 1 / weight.sum())
+        # a head's members come from several clusters: it goes to where they are on average, or stays if it has none
+        part = members / members.sum(1, keepdim=True).clamp(min=1e-9)
+        mean |= {n: torch.tensordot(part, p, 1) - scale(heads[n], part.sum(1)) for n, p in become.items()}
         params, optimizer = self.server.step(server["optimizer"], server["params"], mean)
         return {
             **server, "params": params, "optimizer": optimizer, "centres": centres, "rounds": server["rounds"] + 1,
@@ -120,31 +121,42 @@ class PFedKM(FedAvg):
         yield self.model(down, self.pick(down, support))
 
 
+def _head(heads: Tensor, cluster: Tensor) -> Tensor:
+    """The heads of these clusters; of -1 the mean of all."""
+    known = cluster.reshape(-1, *(1,) * (heads.dim() - 1)) >= 0
+    return torch.where(known, heads[cluster.clamp(min=0)], heads.mean(0))
+
+
 def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -> tuple[Tensor, Tensor]:
     """(cluster of every point, centres) by Lloyd's algorithm, from these centres or (`seed`) from k-means++.
 
-    A centre without points stays where it is.
+    A centre without points stays where it is. Points are few and long: centres are kept as mixtures of the points and
+    of the centres before, so that all distances follow from one table of products.
     """
+    many, k = len(points), len(centres)
     if seed is not None:
-        centres = _spread_out(points, len(centres), seed)
-    for _ in range(iterations):
-        members = (torch.arange(len(centres))[:, None] == _squares(points, centres).argmin(1)).float()
-        sizes = members.sum(1, keepdim=True)
-        centres = torch.where(sizes > 0, members @ points / sizes.clamp(min=1), centres)
-    return _squares(points, centres).argmin(1), centres
+        centres = points[_spread_out(points @ points.mT, k, seed)]
+    both = torch.cat([points, centres])
+    products = both @ both.mT
+    mixture = torch.eye(many + k)[many:]  # (centres, points and centres before)
+    for left in reversed(range(iterations + 1)):
+        lengths = products.diagonal()[:many, None] + torch.einsum("ki,ij,kj->k", mixture, products, mixture)
+        places = (lengths - 2 * products[:many] @ mixture.mT).argmin(1)
+        if left:
+            members = (torch.arange(k)[:, None] == places).float()
+            sizes = members.sum(1, keepdim=True)
+            mean = torch.cat([members / sizes.clamp(min=1), torch.zeros(k, k)], 1)
+            mixture = torch.where(sizes > 0, mean, mixture)
+    return places, mixture @ both
 
 
-def _squares(points: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances, (points, centres)."""
-    lengths = (points * points).sum(1, keepdim=True) + (centres * centres).sum(1)
-    return (lengths - 2 * points @ centres.mT).clamp(min=0)
-
-
-def _spread_out(points: Tensor, k: int, seed: int) -> Tensor:
+def _spread_out(products: Tensor, k: int, seed: int) -> list[int]:
     """k-means++ (Arthur and Vassilvitskii 2007): the next is drawn by its squared distance to those there are."""
     draw = torch.Generator().manual_seed(seed)
-    chosen = [int(torch.randint(len(points), (1,), generator=draw))]
+    lengths = products.diagonal()
+    squares = lengths[:, None] + lengths - 2 * products
+    chosen = [int(torch.randint(len(products), (1,), generator=draw))]
     while len(chosen) < k:
-        far = _squares(points, points[chosen]).amin(1)
+        far = squares[:, chosen].amin(1)
         chosen.append(int(torch.multinomial(far.clamp(min=1e-12), 1, generator=draw)))
-    return points[chosen]
+    return chosen
