@@ -301,4 +301,5 @@ def describe(method: Method) -> dict[str, Any]:
         "unseen": method.unseen,
         "stateful": stateful(type(method)),
         "rounds": method.trains,
+        "after": method.after,
     }
