@@ -306,9 +306,9 @@ def test_augmented_by_hand() -> None:
 
 # -- what travels ------------------------------------------------------------------------------------------------------
 def test_traffic_and_what_the_server_learns() -> None:
-    """A model of 4 floats: up it and two numbers, down it and two numbers; augmented sends two models. All are sums."""
+    """A model of 4 floats: up it and three numbers, down it and two; augmented sends two models. All are sums."""
     place = world("linear")
-    for kind, up in ((SelfFL, 4 * 4 + 8), (AugmentedSelfFL, 2 * 4 * 4 + 8)):
+    for kind, up in ((SelfFL, 4 * 4 + 12), (AugmentedSelfFL, 2 * 4 * 4 + 12)):
         made = kind(place.task, batch_size=BATCH)
         with Engine(place.population, LOOP) as engine:
             engine.open(ClientWork(made, place.split.train), place.task.init(5))
@@ -316,7 +316,7 @@ def test_traffic_and_what_the_server_learns() -> None:
         assert (result.bytes_up, result.bytes_down) == (7 * up, 7 * (4 * 4 + 8))
         assert result.cohort.each == {}
         line = Ledger().round(0, 1, made, None, result)
-        assert set(line["revealed"].values()) == {"SUM"}
+        assert set(line["revealed"].values()) == {"SUM", "COUNT"}
         assert line["bytes_up"] == 7 * up
         assert set(made.broadcast(made.init_server(place.task.init(5)))) == set(made.downlink)
         assert set(made.init_private(place.task.init(5))) == set(made.private)

@@ -316,4 +316,5 @@ def describe(method: Method) -> dict[str, Any]:
         "unseen": method.unseen,
         "stateful": stateful(type(method)),
         "rounds": method.trains,
+        "after": method.after,
     }

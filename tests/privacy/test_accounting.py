@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 
 import dp_accounting
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bespoke.privacy.accounting import Spent, calibrated, gaussian_epsilon, largest_mu
+from bespoke.errors import UserError
+from bespoke.privacy.accounting import Spent, calibrated, gaussian_epsilon, largest_mu, library
 
 DELTA = 1e-5
 RATES, NOISES, ROUNDS = (0.01, 0.05, 0.2), (0.8, 1.0, 1.5, 3.0), (1, 2, 7, 40, 300)
@@ -152,3 +154,9 @@ def test_calibration_keeps_the_budget_and_wastes_little(epsilon: float) -> None:
 
     found = calibrated(cost, epsilon, "noise")
     assert cost(found) <= epsilon < cost(found / 1.002)
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r"bespoke-fl\[privacy\]"):
+        library()

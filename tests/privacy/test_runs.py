@@ -166,6 +166,15 @@ def test_an_empty_cohort_is_not_seen(tmp_path: Path) -> None:
     assert min(moved) > 0
 
 
+def test_with_local_noise_a_round_to_which_nobody_came_changes_nothing(tmp_path: Path) -> None:
+    """There is no noise on the sum to hide it by, nor is it said to be hidden: who came is known."""
+    what = experiment(cohort=1, rounds=6, sampling={"sampling": "poisson"}, privacy={"local_noise": 1.0})
+    found = run(tmp_path / "run", what)
+    clients = [line["clients"] for line in lines(tmp_path / "run")[1:]]
+    assert 0 in clients
+    assert found["privacy"]["messages"]["epsilon"] > 0
+
+
 # -- the budget ------------------------------------------------------------------------------------------------------
 def test_training_stops_at_the_budget_and_says_so(tmp_path: Path) -> None:
     """Everyone comes to every round: epsilon of r rounds is that of mu = sqrt(r) / z."""

@@ -87,12 +87,15 @@ def test_terms_of_the_command_line() -> None:
 
 def test_the_catalogue_says_what_the_server_learns() -> None:
     found = {method["name"]: method["reveals"] for method in describe_methods()}
+    after = {method["name"]: method["after"] for method in describe_methods()}
     assert learned(found["mocha"]) == "every client's delta"
     assert learned(found["fedavg"]) == "sums of delta, weight"
     assert learned(found["scaffold"]) == "sums of delta, control; a count of clients by weight"
     assert learned(found["local"]) == "nothing"
     assert "local_noise" in hidden(found["mocha"])
-    assert hidden(found["knn-per"]) == "nothing to hide: epsilon is 0"
+    assert hidden(found["local"], after["local"]) == "nothing to hide: epsilon is 0"
+    assert learned(found["knn-per"], after["knn-per"]) == "nothing more than of fedavg before it"
+    assert hidden(found["knn-per"], after["knn-per"]) == "as fedavg before it"
 
 
 # -- shown -------------------------------------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Gaussian(Transform):
             if name in sums:  # what each client reveals by itself is out of reach of noise on a sum
                 words = (key, "sum", name) if self.reproducible else None
                 sums[name] = with_noise(sums[name], deviation, words)
-        for name in self.counts:
+        for name in [name for name in self.counts if name in sums]:
             sums[name] = tree_map(lambda leaf: torch.full_like(leaf, self.expected), sums[name])
         if self.adaptive is not None:
             within = float(sums.pop(BIT)) / self.expected + 0.5
