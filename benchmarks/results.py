@@ -1,106 +1,57 @@
-"""Writes docs/results.md: published numbers beside ours, from comparison folders on disk.
+"""Writes docs/results.md: published numbers beside ours, from the run folders in `runs`. What was not run is left out.
 
-    bespoke compare benchmarks/motley/school.toml --out runs/motley-school
-    python benchmarks/results.py runs/motley-school
-
-Every folder must come from a comparison file with an [expected] table.
+    bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
+    bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
+    python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
+    python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist
+    python benchmarks/results.py
 """
 
 import argparse
-import json
-import re
 from pathlib import Path
 
+import results_fedembed
+import results_groups
+import results_motley
+import results_self_fl
+import results_wake_word
+
 from bespoke.errors import UserError
-from bespoke.metrics.clusters import Clusters, clusters_of
-from bespoke.metrics.concerns import concerns
-from bespoke.metrics.motley import markdown, motley_lines
-from bespoke.metrics.summary import Summary, read, summarize_study
 
 HEADER = """# Results
 
-Published numbers beside ours, in the form of Motley's Tables 4 to 7. Each table is made by a command from run folders;
-hyper-parameters are chosen on validation rows of the first seed, results are for query rows. Every number is averaged
-over seeds, ± its standard deviation over seeds; std is the standard deviation across clients (the paper's fairness
-metric); a client is hurt if it is worse off than with the fedavg run of the same seed.
-
-Made by `python benchmarks/results.py FOLDER ...`.
+Published numbers beside ours. Each table is made by a command from run folders (`python benchmarks/results.py`); where a
+claim of a paper does not hold here, that is said beside it, with what differs: data, size of the model, rounds.
 """
 
 
-def section(folder: Path) -> str:
-    """One comparison as a table of paper against ours."""
-    about = json.loads((folder / "compare.json").read_text())
-    expected = about["expected"]
-    if not expected:
-        raise UserError(f"{folder} has no expected numbers: its comparison file needs an [expected] table")
-    study, table = read([folder])
-    summary = summarize_study(study, table)
-    found = concerns(study, summary, table)
-    command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
-    lines = [
-        f"## {about['title']}",
-        "",
-        f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
-        f"{about['model']['name']} with {about['model']['parameters']} parameters.",
-        f"Command: `{command}`",
-        "",
-        markdown(motley_lines(study, table, summary, found)),
-    ]
-    lines += [f"\n{note}" for note in expected.get("differs", [])]
-    lines += acceptance(summary)
-    lines += clusters(clusters_of(table))
-    if found:
-        lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
-    return "\n".join(lines)
-
-
-def acceptance(summary: Summary) -> list[str]:
-    """What rules for taking one's personal model do, for every method."""
-    if not summary.accepted:
-        return []
-    rows = [
-        f"| {summary.method(rule.label).title} | {rule.rule}"
-        f"{f' (≥ {rule.min_examples:.0f})' if rule.min_examples is not None else ''} | {100 * rule.taken.value:.1f} % "
-        f"| {100 * rule.plain_hurt.value:.1f} % | {100 * rule.hurt.value:.1f} % "
-        f"| {rule.plain_mean.value:.5f} | {rule.mean.value:.5f} | {rule.verdict} |"
-        for rule in summary.accepted
-    ]
-    return [
-        "",
-        "Acceptance: clients keep the baseline's model unless a rule, made on validation data alone, allows theirs.",
-        "",
-        "| method | a client takes its model if it | clients that do | hurt without | hurt with "
-        "| mean without | mean with | verdict |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
-        *rows,
-    ]
-
-
-def clusters(found: list[Clusters]) -> list[str]:
-    """What clusters hold of known groups (Figure 6d), where there are any."""
-    lines = []
-    for one in found:
-        if one.agreement is None:
-            continue
-        index = ", ".join(f"{value:.2f}" for value in one.agreement.by_seed)
-        lines += [
-            "",
-            f"{one.label}: clusters against known groups, adjusted Rand index by seed: {index}. Seed {one.seed}:",
-            "",
-            f"| group | {' | '.join(one.names)} |",
-            f"| --- |{' ---: |' * len(one.names)}",
-            *(f"| {group} | {' | '.join(map(str, row))} |" for group, row in zip(one.groups, one.counts)),
-        ]
-    return lines
+def chapters(runs: Path) -> list[str]:
+    """A chapter for each paper of which something was run."""
+    found = []
+    motley = sorted(runs.glob("motley-*/summary.json"))
+    if motley:
+        found.append(results_motley.chapter([path.parent for path in motley]))
+    groups = sorted(runs.glob("groups-*/summary.json"))
+    if groups:
+        found.append(results_groups.groups([path.parent for path in groups]))
+    if any(runs.glob("self-fl-*")):
+        found.append(results_self_fl.section(runs))
+    if (runs / "self-fl-wake-word" / "wake_word.json").exists():
+        found.append(results_wake_word.section(runs / "self-fl-wake-word"))
+    if (runs / "fedembed-mnist").exists():
+        found.append(results_fedembed.section(runs / "fedembed-mnist"))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="comparison folders")
+    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder that holds them")
     parser.add_argument("--output", type=Path, default=Path("docs/results.md"))
     arguments = parser.parse_args()
-    arguments.output.write_text("\n\n".join([HEADER.strip(), *map(section, arguments.folders)]) + "\n")
+    found = chapters(arguments.runs)
+    if not found:
+        raise UserError(f"{arguments.runs} holds no finished run of benchmarks/: see --help for what to run")
+    arguments.output.write_text("\n\n".join([HEADER.strip(), *(text.strip() for text in found)]) + "\n")
     print(f"wrote {arguments.output}")
 
 

@@ -1,0 +1,92 @@
+"""The part of docs/results.md in the form of Motley's Tables 4 to 7: from comparison folders on disk.
+
+Every folder must come from a comparison file with an [expected] table.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from bespoke.errors import UserError
+from bespoke.metrics.clusters import Clusters, clusters_of
+from bespoke.metrics.concerns import concerns
+from bespoke.metrics.motley import markdown, motley_lines
+from bespoke.metrics.summary import Summary, read, summarize_study
+
+HEADER = """# Motley
+
+In the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first seed, results are for
+query rows. Every number is averaged over seeds, ± its standard deviation over seeds; std is the standard deviation across
+clients (the paper's fairness metric); a client is hurt if it is worse off than with the fedavg run of the same seed.
+"""
+
+
+def chapter(folders: list[Path]) -> str:
+    return "\n\n".join([HEADER.strip(), *map(section, folders)])
+
+
+def section(folder: Path) -> str:
+    """One comparison as a table of paper against ours."""
+    about = json.loads((folder / "compare.json").read_text())
+    expected = about["expected"]
+    if not expected:
+        raise UserError(f"{folder} has no expected numbers: its comparison file needs an [expected] table")
+    study, table = read([folder])
+    summary = summarize_study(study, table)
+    found = concerns(study, summary, table)
+    command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
+    lines = [
+        f"## {about['title']}",
+        "",
+        f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
+        f"{about['model']['name']} with {about['model']['parameters']} parameters.",
+        f"Command: `{command}`",
+        "",
+        markdown(motley_lines(study, table, summary, found)),
+    ]
+    lines += [f"\n{note}" for note in expected.get("differs", [])]
+    lines += acceptance(summary)
+    lines += clusters(clusters_of(table))
+    if found:
+        lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
+    return "\n".join(lines)
+
+
+def acceptance(summary: Summary) -> list[str]:
+    """What rules for taking one's personal model do, for every method."""
+    if not summary.accepted:
+        return []
+    rows = [
+        f"| {summary.method(rule.label).title} | {rule.rule}"
+        f"{f' (≥ {rule.min_examples:.0f})' if rule.min_examples is not None else ''} | {100 * rule.taken.value:.1f} % "
+        f"| {100 * rule.plain_hurt.value:.1f} % | {100 * rule.hurt.value:.1f} % "
+        f"| {rule.plain_mean.value:.5f} | {rule.mean.value:.5f} | {rule.verdict} |"
+        for rule in summary.accepted
+    ]
+    return [
+        "",
+        "Acceptance: clients keep the baseline's model unless a rule, made on validation data alone, allows theirs.",
+        "",
+        "| method | a client takes its model if it | clients that do | hurt without | hurt with "
+        "| mean without | mean with | verdict |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        *rows,
+    ]
+
+
+def clusters(found: list[Clusters]) -> list[str]:
+    """What clusters hold of known groups (Figure 6d), where there are any."""
+    lines = []
+    for one in found:
+        if one.agreement is None:
+            continue
+        index = ", ".join(f"{value:.2f}" for value in one.agreement.by_seed)
+        lines += [
+            "",
+            f"{one.label}: clusters against known groups, adjusted Rand index by seed: {index}. Seed {one.seed}:",
+            "",
+            f"| group | {' | '.join(one.names)} |",
+            f"| --- |{' ---: |' * len(one.names)}",
+            *(f"| {group} | {' | '.join(map(str, row))} |" for group, row in zip(one.groups, one.counts)),
+        ]
+    return lines
