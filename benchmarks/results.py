@@ -15,13 +15,12 @@ import results_groups
 import results_motley
 import results_self_fl
 import results_wake_word
-
 from bespoke.errors import UserError
 
 HEADER = """# Results
 
-Published numbers beside ours. Each table is made by a command from run folders (`python benchmarks/results.py`); where a
-claim of a paper does not hold here, that is said beside it, with what differs: data, size of the model, rounds.
+Published numbers beside ours. Each table is made by a command from run folders (`python benchmarks/results.py`); where
+a claim of a paper does not hold here, that is said beside it, with what differs: data, size of the model, rounds.
 """
 
 

@@ -15,9 +15,10 @@ from bespoke.metrics.summary import Summary, read, summarize_study
 
 HEADER = """# Motley
 
-In the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first seed, results are for
-query rows. Every number is averaged over seeds, ± its standard deviation over seeds; std is the standard deviation across
-clients (the paper's fairness metric); a client is hurt if it is worse off than with the fedavg run of the same seed.
+In the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first seed, results are
+for query rows. Every number is averaged over seeds, ± its standard deviation over seeds; std is the standard deviation
+across clients (the paper's fairness metric); a client is hurt if it is worse off than with the fedavg run of the same
+seed.
 """
 
 

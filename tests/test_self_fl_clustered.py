@@ -46,6 +46,7 @@ def met(made: ClusteredSelfFL, server: Tree, sent: dict[int, tuple[float, float]
     for client, (delta, weight) in sent.items():
         place = made.unicast(server, client)["cluster"]
         up = {"delta": at(weight * delta), "weight": number(weight), "spread": number(weight * delta**2)}
+        up["count"] = number(1.0)
         ups.append(tree_map(lambda leaf, p=place: p.reshape(-1, *(1,) * leaf.dim()) * leaf, up))
     each = {"own": torch.tensor([weight for _, weight in sent.values()])} if made.clusters == "uncertainty" else {}
     return made.server_round(server, Cohort(tree_map(lambda leaf: leaf.sum(0), stack(ups)), each, tuple(sent)))
@@ -115,14 +116,14 @@ def test_with_everyone_there_it_is_the_client_level(knobs: dict[str, Any]) -> No
 
 
 def test_traffic() -> None:
-    """Three clusters, a model of 4 floats: up three times (4 + 2) floats, down 4 + 2 and the place among three."""
+    """Three clusters, a model of 4 floats: up three times (4 + 3) floats, down 4 + 2 and the place among three."""
     place = world("linear")
     made = ClusteredSelfFL(place.task, batch_size=BATCH)
     with Engine(place.population, LOOP) as engine:
         engine.open(ClientWork(made, place.split.train), place.task.init(5))
         server = made.init_server(place.task.init(5), Setting(0, 7, groups=torch.arange(7) % 3))
         result = engine.round(server, np.arange(7), key=1)
-    assert (result.bytes_up, result.bytes_down) == (7 * 4 * 3 * 6, 7 * 4 * (6 + 3))
+    assert (result.bytes_up, result.bytes_down) == (7 * 4 * 3 * 7, 7 * 4 * (6 + 3))
     assert result.cohort.each == {}
 
 

@@ -17,7 +17,8 @@ from bespoke.models.networks import LSTM, MLP, Linear
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.privacy.clip import Clip
-from bespoke.tensors import Params, Tree, add, norm, subtract
+from bespoke.privacy.transform import Sent
+from bespoke.tensors import Params, Tree, add, norm, subtract, take, tree_map
 from small_worlds import owners
 
 KINDS = ("squares", "softmax", "softmax of bytes", "hinge")
@@ -142,8 +143,8 @@ def at_once(task: BaseTask, orders: Orders, start: Params, **terms: object) -> P
 
 def share_of(stacked: Stacked, client: int) -> Stacked:
     """What vmap shows to this client."""
-    begin, used, examples = (leaf[client] for leaf in stacked.mapped())
-    return stacked.of_client((begin, used, examples))
+    begin, used, examples, key = (leaf[client] for leaf in stacked.mapped())
+    return stacked.of_client((begin, used, examples, key))
 
 
 @given(
@@ -274,7 +275,7 @@ vectors = st.lists(numbers, min_size=1, max_size=8)
 def test_clip_bounds_the_norm(first: list[float], second: list[float], bound: float) -> None:
     """Of all named fields together; direction and other fields stay."""
     up: Tree = {"delta": {"w": torch.tensor(first), "b": torch.tensor(second)}, "weight": torch.tensor(3.0)}
-    clipped = Clip(bound).client(up)
+    clipped = clip(Clip(bound), up)
     assert float(norm(clipped["delta"])) <= bound * (1 + 1e-5)
     assert float(clipped["weight"]) == 3.0
     before = float(norm(up["delta"]))
@@ -285,10 +286,16 @@ def test_clip_bounds_the_norm(first: list[float], second: list[float], bound: fl
         torch.testing.assert_close(clipped["delta"]["w"], up["delta"]["w"] * factor, rtol=1e-4, atol=1e-6)
 
 
+def clip(transform: Clip, up: Tree) -> Tree:
+    """What a client sends after it, alone."""
+    alone = Sent(tree_map(lambda leaf: leaf[None], up), 0, np.zeros(1, dtype=np.uint64), 0)
+    return take(transform.client(alone).up, 0)
+
+
 def test_clip_by_hand() -> None:
     up = {"delta": {"w": torch.tensor([3.0, 4.0])}, "other": torch.tensor([12.0]), "weight": torch.tensor(1.0)}
-    assert Clip(1.0).client(up)["delta"]["w"].tolist() == pytest.approx([0.6, 0.8])
-    both = Clip(6.5, fields=("delta", "other")).client(up)  # together their norm is 13
+    assert clip(Clip(1.0), up)["delta"]["w"].tolist() == pytest.approx([0.6, 0.8])
+    both = clip(Clip(6.5, fields=("delta", "other")), up)  # together their norm is 13
     assert both["delta"]["w"].tolist() == pytest.approx([1.5, 2.0])
     assert both["other"].item() == pytest.approx(6.0)
 

@@ -14,11 +14,11 @@ import torch
 
 from bespoke.engines.engine import Choice
 from bespoke.errors import UserError
-from bespoke.method import Method
+from bespoke.method import Method, Reveal
 from bespoke.methods import METHODS, FedAvg, HypCluster
 from bespoke.methods.shared_model import SharedModel
 from bespoke.privacy.accounting import Spent, gaussian_epsilon
-from bespoke.privacy.settings import PrivacyConfig
+from bespoke.privacy.settings import PrivacyConfig, check_fields
 from bespoke.rounds import Experiment, Interrupted, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import Median
@@ -58,17 +58,24 @@ def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
     """Central noise hides sums, local noise everything; a method that sends nothing spends nothing."""
     kind = METHODS[name]
     knobs = {"weighting": "uniform"} if issubclass(kind, SharedModel) else {}
+    knobs |= {"clusters": "uncertainty"} if name == "self-fl-clustered" else {}
     knobs |= {"local_steps": 3} if name == "self-fl-augmented" else {"epochs": 2} if name == "local" else {}
     made = kind(PLACE.task, **knobs)
+    if kind.groups is not Method.groups:
+        with pytest.raises(UserError, match=f"no account for {name}"):
+            check_fields(PrivacyConfig(clip=0.5, noise=1.0), [made])
+        return
     central = run(tmp_path / "central", experiment(made, 2))["privacy"]
     local = run(tmp_path / "local", experiment(made, 2, privacy={"local_noise": 2.0}))["privacy"]
     if not made.trains:
         assert (central["released"]["epsilon"], central["messages"]["epsilon"]) == (0.0, 0.0)
         return
     exact = gaussian_epsilon(2.0, DELTA)  # all clients, two rounds, z = 1
-    sees_each = name == "mocha"
+    each = [field for field, reveal in made.uplink.items() if reveal is Reveal.EACH]
+    sees_each = bool(each)
     assert central["released"]["epsilon"] == (None if sees_each else pytest.approx(exact))
-    assert ("every client's delta" in " ".join(central["released"]["why"])) == sees_each
+    assert ("every client's" in " ".join(central["released"]["why"])) == sees_each
+    assert all(field in " ".join(central["released"]["why"]) for field in each)
     assert central["messages"]["epsilon"] is None
     assert local["messages"]["epsilon"] == pytest.approx(gaussian_epsilon(2 / 4, DELTA))
     assert local["released"]["epsilon"] == pytest.approx(local["messages"]["epsilon"])

@@ -133,8 +133,12 @@ class Host:
     def template(self) -> Tree:
         """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
         method, client = self.work.method, self.train_rows.clients[:1]
-        server = method.init_server(self.params, Setting(0, len(self.population), len(self.train_rows.clients)))
-        down = {**method.broadcast(server), **method.unicast(server, int(client[0]))}
+        group = self.population.group
+        groups = torch.zeros(len(self.population)) if group is None else torch.from_numpy(group + 1)
+        setting = Setting(0, len(self.population), len(self.train_rows.clients), groups)
+        server = method.init_server(self.params, setting)
+        shared = method.broadcast(server) if method.groups(server) is None else take(method.broadcast(server), 0)
+        down = {**shared, **method.unicast(server, int(client[0]))}
         orders = Orders.draw(self.train_rows, client, method.batching(), 0)
         return zeros_like(method.client_round(down, method.init_private(self.params), orders.sliced(0))[1])
 

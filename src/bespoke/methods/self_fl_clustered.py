@@ -48,7 +48,7 @@ class ClusteredSelfFL(SelfFL):
     @property
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         each = {"own": Reveal.EACH} if self.clusters == "uncertainty" else {}
-        return {**super().uplink, **each}
+        return {**super().uplink, "count": Reveal.SUM, **each}  # how many of each cluster: not the same for everyone
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -73,8 +73,8 @@ class ClusteredSelfFL(SelfFL):
         return {"cluster": mine.to(server["weights"].dtype)}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
-        sums, k = cohort.sums, len(server["weights"])
-        seen = torch.bincount(server["member"][list(cohort.clients)], minlength=k)
+        sums = cohort.sums
+        seen = sums["count"].round()  # of each cluster's clients
         there, total = seen > 0, sums["weight"].clamp(min=TINY)
         gone = scale(sums["delta"], 1 / total)  # each cluster's mean change from theta
         models = tree_map(
