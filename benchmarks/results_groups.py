@@ -38,8 +38,8 @@ and that about 70 % of clients are better off with GroupPerFL than with PerFL. A
 over the same values for every method. FL is `fedavg`, PerFL `finetune`; Self-FL and Ditto stand beside them. A row is
 a group (Tables 3 and 6); the best of a row is bold; ± is the standard deviation over seeds.
 
-Its Table 4 is reproduced by calculation (`tests/metrics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and 20, 25,
-30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152 rounds an
+Its Table 4 is reproduced by calculation (`tests/metrics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and
+20, 25, 30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152 rounds an
 epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoch.
 """
 
