@@ -38,9 +38,9 @@ and that about 70 % of clients are better off with GroupPerFL than with PerFL. A
 over the same values for every method. FL is `fedavg`, PerFL `finetune`; Self-FL and Ditto stand beside them. A row is
 a group (Tables 3 and 6); the best of a row is bold; ± is the standard deviation over seeds.
 
-Its Table 4 is reproduced by calculation (`tests/metrics/test_groups.py`): 3060, 3060, 3990, 3990 models and 20, 25,
-30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152 rounds an
-epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoch.
+Its Table 4 is reproduced by calculation (`tests/metrics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and
+20, 25, 30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152
+rounds an epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoch.
 """
 
 
@@ -171,7 +171,7 @@ def _found(study: Study, table: object, titles: dict[str, str]) -> list[str]:
             continue
         index = "" if one.agreement is None else f"; adjusted Rand index {number(one.agreement.value, 2)}"
         lines.append(
-            f"- {titles[one.label]}: {one.used.value:g} groups found, the largest with "
+            f"- {titles[one.label]}: {one.used.value:.3g} groups found, the largest with "
             f"{100 * one.largest.value:.0f} % of the clients{index}."
         )
     return ["", "Groups found:", "", *lines] if lines else []

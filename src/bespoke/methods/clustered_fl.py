@@ -31,7 +31,7 @@ from bespoke.tensors import Params, Tree, scale, tree_map
 class ClusteredFL(FoundGroups):
     """Groups are divided in two wherever their clients' updates point in opposite directions."""
 
-    eps1: float = knob(0.25, "a group may be divided once its mean change is shorter than this", gt=0)
+    eps1: float = knob(0.1, "a group may be divided once its mean change is shorter than this", gt=0)
     eps2: float = knob(0.5, "and as long as some client's change is longer than this", ge=0)
     norms: Literal["relative", "absolute"] = knob(
         "relative", "eps1 and eps2 in units of the longest change of the first round, or as they are (the paper)"
