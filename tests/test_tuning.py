@@ -197,7 +197,7 @@ def test_query_rows_are_never_looked_at(here: Path, monkeypatch: pytest.MonkeyPa
         ("fedavg.lr = []", ("fedavg.lr is empty",)),
         ("fedavg = [1]", ("Name a knob",)),
         ("fedavgg.lr = [1.0]", ("'fedavgg'", "'fedavg'")),
-        ("data.source = ['exam']", ("'data'", "cohort, fedavg, finetune, model, transform")),
+        ("data.source = ['exam']", ("'data'", "cohort, fedavg, finetune, model, privacy, transform")),
         ("fedavg.lr = {low = 0.1, high = 1.0}", ("a range", "--optuna")),
         ("fedavg.lr = {low = 1.0, high = 0.1}", ("low below high",)),
         ("fedavg.lr = {low = 1.0, hihg = 2.0}", ("'hihg'", "'high'")),

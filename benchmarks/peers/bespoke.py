@@ -37,9 +37,7 @@ class Peer:
         self.initial = {self._inside(name): torch.from_numpy(value.copy()) for name, value in workload.params.items()}
         owner = np.repeat([f"{client:06d}" for client in range(workload.num_clients)], workload.sizes)
         population = Population.build({"x": workload.x, "y": workload.y}, owner)
-        self.method = FedAvg(
-            TASKS[kind](), lr=settings.learning_rate, batch_size=settings.batch_size, shuffle=False
-        )
+        self.method = FedAvg(TASKS[kind](), lr=settings.learning_rate, batch_size=settings.batch_size, shuffle=False)
         work = ClientWork(self.method, everything(population))
         choice = choose(population, work, self.initial, settings.clients_per_round)
         self.version += f": {choice.text()}"
