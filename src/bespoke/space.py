@@ -12,12 +12,7 @@ from bespoke.config import ExperimentConfig, checked
 from bespoke.errors import UserError, unknown
 
 Setting = dict[str, Any]  # knob, with dots -> value
-TUNABLE = (
-    "model",
-    "cohort",
-    "transform",
-    "privacy",
-)  # tables of an experiment that may be tried besides the methods' knobs
+TUNABLE = ("model", "cohort", "transform", "privacy")  # tables that may be tried besides the methods' knobs
 
 
 @dataclass(frozen=True)
