@@ -1,10 +1,10 @@
 """Writes docs/results.md: published numbers beside ours, from the run folders in `runs`. What was not run is left out.
 
-    bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
-    bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
-    python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
-    python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist
-    python benchmarks/results.py
+bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
+bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
+python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
+python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist
+python benchmarks/results.py
 """
 
 import argparse
