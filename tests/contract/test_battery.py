@@ -133,7 +133,7 @@ def _disguised() -> Iterator[tuple[str, str]]:
             yield name, "compressed"
 
 
-@pytest.mark.parametrize(("method", "kind"), _disguised())
+@pytest.mark.parametrize(("method", "kind"), list(_disguised()))
 def test_noise_and_compression_are_the_same_on_every_engine(
     method: str, kind: str, looping_workers: Engine, fused_workers: Engine
 ) -> None:
