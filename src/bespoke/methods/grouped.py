@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bespoke.method import Cohort, Setting, Task
 from bespoke.methods.fedavg import FedAvg
-from bespoke.tensors import Params, Tree, scale, stack, take
+from bespoke.tensors import Params, Tree, scale, stack, take, tree_map
 
 
 def stacked(task: Task, params: Params) -> bool:
@@ -47,19 +47,27 @@ class Grouped(FedAvg):
 
     def step(self, server: Tree, delta: Params, weights: Tensor) -> Tree:
         """Each group's model by its own mean change, through its own optimizer; without clients it stays as it is."""
-        moved = []
-        for row, weight in enumerate(weights):
-            model, state = take(server["params"], row), take(server["optimizer"], row)
-            if row and weight > 0:
-                model, state = self.server.step(state, model, scale(take(delta, row), 1 / weight))
-            moved.append((model, state))
-        params, optimizer = (stack(list(side)) for side in zip(*moved))
-        return {**server, "params": params, "optimizer": optimizer}
+        params, states = server["params"], server["optimizer"]
+        moving = (weights > 0) & (torch.arange(len(weights)) > 0)
+        steps = states.get("time", torch.zeros(len(weights), dtype=torch.int64))  # a group may have missed rounds
+        for done in steps[moving].unique():
+            rows = torch.nonzero(moving & (steps == done))[:, 0]  # server steps act on numbers one by one: all at once
+            mean = scale(take(delta, rows), 1 / weights[rows])
+            state = {**take(states, rows), "time": done} if states else {}
+            moved, after = self.server.step(state, take(params, rows), mean)
+            params = _replaced(params, rows, moved)
+            states = _replaced(states, rows, {**after, "time": after["time"].expand(len(rows))} if after else {})
+        return {**server, "params": params, "optimizer": states}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
         here = server["groups"][torch.tensor(cohort.clients)].bincount()[1:]
         here = here[here > 0]  # how few clients stand behind a sum is what it gives away of each
         return {"groups": len(here), "smallest_group": int(here.min()) if len(here) else 0}
+
+
+def _replaced(tree: Tree, rows: Tensor, values: Tree) -> Tree:
+    """A copy with these rows."""
+    return tree_map(lambda leaf, value: leaf.index_copy(0, rows, value), tree, values)
 
 
 @dataclass(frozen=True)
