@@ -133,7 +133,7 @@ def knobs_text(knobs: dict[str, Any]) -> str:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Value:
-    """False accepts over the baseline's, summed over seeds, and how the seeds' own differ."""
+    """False accepts over the baseline's: mean and standard deviation over seeds."""
 
     value: float
     deviation: float
@@ -152,11 +152,8 @@ def by_seed(counts: pd.DataFrame, row: Row, model: str, device: str = "") -> pd.
 
 
 def measured(counts: pd.DataFrame, row: Row, model: str, device: str = "") -> Value:
-    found = by_seed(counts, row, model, device)
-    whole = found.sum()
-    if not whole["baseline_accepts"]:
-        return Value(NA, NA)
-    return Value(float(whole["accepts"] / whole["baseline_accepts"]), spread(ratios(found)))
+    found = ratios(by_seed(counts, row, model, device))
+    return Value(float(found.mean()), spread(found)) if len(found) else Value(NA, NA)
 
 
 def ratios(found: pd.DataFrame) -> pd.Series:
@@ -209,12 +206,15 @@ def order(counts: pd.DataFrame, rows: tuple[Row, ...], model: str) -> str:
         values = {row.name: measured(counts, change(row), model).value for row in rows}
         ranked = sorted(values, key=lambda name: values[name])
         best = rows[0].name
-        verdict = "the best, as in the paper" if ranked[0] == best else f"number {ranked.index(best) + 1}, not the best"
         rival = next(row for name in ranked for row in rows if row.name == name != best)
         apart = ratios(by_seed(counts, change(rows[0]), model)) - ratios(by_seed(counts, change(rival), model))
+        if abs(apart.mean()) <= 2 * spread(apart) / max(len(apart), 1) ** 0.5:
+            verdict = f"is not to be told apart from the best of the others, {rival.name}"
+        else:
+            verdict = f"is {'better' if apart.mean() < 0 else 'worse'} than the best of the others, {rival.name}"
         told.append(
-            f"ours, {ours}: {' < '.join(f'{name} {values[name]:.2f}' for name in ranked)}; {best} is {verdict} "
-            f"({apart.mean():+.2f} ± {spread(apart):.2f} against {rival.name}, by seed)"
+            f"ours, {ours}: {' < '.join(f'{name} {values[name]:.2f}' for name in ranked)}; {best} {verdict} "
+            f"({apart.mean():+.2f} ± {spread(apart):.2f} by seed)"
         )
     return "Order:\n\n" + "\n".join(f"- {line}" for line in told)
 
