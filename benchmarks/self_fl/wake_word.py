@@ -59,6 +59,7 @@ LOCAL_EPOCH = {"epochs": 1, "keep_shared": False}
 # A quarter of a device type's rows: a local epoch is 2 to 6 steps.
 SAMPLED: dict[str, dict[str, Any]] = {
     "self-fl": {"method": "self-fl", "steps": 4, "max_steps": 8},
+    "cluster": {"method": "self-fl-clustered", "steps": 4, "max_steps": 8},
 }
 
 
