@@ -186,7 +186,8 @@ def _by_group(summary: Summary, top: MethodSummary) -> list[str]:
     groups = [g for g in top.groups if math.isfinite(g.difference)]
     if len(groups) < 2:
         return []
-    ordered = sorted(groups, key=lambda g: -_gain(summary, g.difference))
+    relative = all(in_percent(summary, g.relative) for g in groups)  # in the order of what is shown
+    ordered = sorted(groups, key=lambda g: -_gain(summary, g.relative if relative else g.difference))
     first, last = ordered[0], ordered[-1]
 
     def change(group: GroupNumbers) -> str:
