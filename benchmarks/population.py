@@ -15,7 +15,7 @@ from pathlib import Path
 from peers import processes
 
 SIZES = (1_000, 1_000_000)
-ROWS, FEATURES, COHORT, ROUNDS, TURNS = 10, 20, 100, 200, 5
+ROWS, FEATURES, COHORT, ROUNDS, TURNS = 10, 20, 100, 200, 9
 
 
 def folder(cache: Path, clients: int) -> Path:
@@ -86,6 +86,7 @@ def table(found: dict[int, dict[str, float]]) -> str:
         "",
         f"{COHORT} clients a round, {ROWS} rows of {FEATURES} features each, linear regression, population on disk; "
         f"its files in the system's cache; medians of {TURNS} processes of {ROUNDS} rounds. Target: within 10 %.",
+        "Command: `python benchmarks/population.py`",
         "",
         "| clients | opening ms | round ms | peak MB |",
         "| ---: | ---: | ---: | ---: |",

@@ -36,6 +36,7 @@ def section(folder: Path) -> str:
     summary = summarize_study(study, table)
     found = concerns(study, summary, table)
     command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
+    command = re.sub(r"\S*/(?=benchmarks/)", "", command)
     lines = [
         f"## {about['title']}",
         "",
