@@ -147,8 +147,8 @@ def steps(runs: Path) -> list[str]:
         "### Local steps that Self-FL computes (Figures 11, 12)",
         "Command: `python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml`",
         "Eq. 8's l of the active clients of a round whose uncertainty is known, before it is made a whole number from "
-        "1 to 40. With 1,000 clients it asks for less than a step: what all others say counts for more than a client's own "
-        "rows. The paper's Figure 12 shows fewer steps after round 150.",
+        "1 to 40. With 1,000 clients it asks for less than a step: what all others say counts for more than a client's "
+        "own rows. The paper's Figure 12 shows fewer steps after round 150.",
         table(["round", "clients", "a tenth up to", "median", "a tenth from", "above 40"], rows),
     ]
 
