@@ -95,15 +95,15 @@ def steps_figures(table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
     rounds = sorted(table["round"].unique())
     here = min(100, rounds[-1]) if 100 not in rounds else 100
     values = table[table["round"] == here]["computed"].to_numpy()
-    powers = np.arange(0, np.ceil(np.log2(max(values.max(), 2))) + 1)
+    powers = np.arange(np.floor(np.log2(values.min())), np.ceil(np.log2(values.max())) + 1)
     counts, _ = np.histogram(np.log2(values), np.append(powers - 0.5, powers[-1] + 0.5))
-    bars = {"type": "bar", "x": [f"{2**int(p):,}" for p in powers], "y": counts.tolist(), "marker": {"color": "$m1"},
+    bars = {"type": "bar", "x": [f"{2.0**p:.3g}" for p in powers], "y": counts.tolist(), "marker": {"color": "$m1"},
             "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
     most = table["client"].value_counts().index[0]
     own = table[table["client"] == most].sort_values("round")
     # fmt: off
-    course = [line("computed", own["round"].tolist(), own["computed"].tolist(), "m1", hovertemplate="%{y:.0f}"),
-              line("taken", own["round"].tolist(), own["taken"].tolist(), "m2", "dot", hovertemplate="%{y:.0f}")]
+    course = [line("computed", own["round"].tolist(), own["computed"].tolist(), "m1", hovertemplate="%{y:.2g}"),
+              line("taken", own["round"].tolist(), own["taken"].tolist(), "m2", "dot", hovertemplate="%{y:.2g}")]
     # fmt: on
     return [
         (
@@ -113,7 +113,7 @@ def steps_figures(table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
         ),
         (
             "steps-course",
-            plot(course, "round", "steps", "steps of one client", 340, yaxis={"rangemode": "tozero"}),
+            plot(course, "round", "steps", "steps of one client", 340, yaxis={"type": "log"}),
             f"Client {most}, which took part most often; {own['examples'].iloc[0]} examples.",
         ),
     ]  # fmt: skip

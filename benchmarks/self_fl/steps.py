@@ -3,7 +3,7 @@
     python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml --out runs/self-fl-mnist-steps
 
 Runs the file's Self-FL with its first seed, in this process. How many steps a client is to take is private to it: here
-the private state of each round's clients is read before the round, and Eq. 8 solved for l once more, without l_max.
+the private state of each round's clients is read before the round, and Eq. 8 solved for l once more.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ import torch
 
 from bespoke.comparison import Comparison
 from bespoke.experiments import build, to_toml
-from bespoke.methods import SelfFL
+from bespoke.methods.self_fl import WHOLE, SelfFL
 from bespoke.rounds import Experiment, Run, engine_choice
 from bespoke.runfolder import RunFolder
 from bespoke.sampling import Sampler
-
-BOUNDLESS = 10**9
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,11 @@ class Examples:
 
 
 def computed(method: SelfFL, observed: dict[str, float], private: Any, examples: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Eq. 8 for some clients: l as it is, before l_max."""
+    """Eq. 8 for some clients: l as it is, neither whole nor bounded."""
     down = {name: torch.tensor(observed[name]) for name in ("between", "total")}
-    boundless: Any = replace(method, max_steps=BOUNDLESS)
-    return boundless.pace(down, private, Examples(examples))[0].numpy()
+    batches: Any = Examples(examples)
+    left, rate = method.way(down, private, batches)
+    return (left / -torch.log1p(-rate)).numpy()
 
 
 def watch(experiment: Experiment, folder: RunFolder) -> pd.DataFrame:
@@ -61,7 +60,8 @@ def watch(experiment: Experiment, folder: RunFolder) -> pd.DataFrame:
         noted.append(pd.DataFrame({
             "round": number + 1, "client": [experiment.population.ids[c] for c in clients[known]],
             "examples": examples.numpy()[known].astype(int), "computed": steps[known],
-            "taken": np.minimum(steps[known], method.max_steps), "variance": private["variance"].numpy()[known],
+            "taken": np.ceil(steps[known] - WHOLE).clip(1, method.max_steps),
+            "variance": private["variance"].numpy()[known],
         }))  # fmt: skip
 
     how = replace(engine_choice(experiment), workers=0)

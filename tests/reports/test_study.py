@@ -115,7 +115,7 @@ def test_page_and_results_are_made_of_what_is_there(tmp_path: Path) -> None:
     assert "Local steps (Figures 11, 12)" in titles
     text = results_self_fl.section(tmp_path)
     assert "| Self-FL | 55.00 ± 0.00 | 45.00 ± 0.00 |" in text
-    assert "| 100 | 2 | 11 | 28 | 46 | 50 % |" in text
+    assert "| 100 | 2 | 11.3 | 28.5 | 45.7 | 50 % |" in text
     assert "CIFAR" not in text
     assert text.count("| reproduced (2 of 2) |") >= 3
 

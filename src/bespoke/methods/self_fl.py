@@ -164,18 +164,22 @@ class SelfFL(Method):
         fixed = torch.full_like(private["count"], float(min(self.steps, self.max_steps)))
         if not self.adapt_steps:
             return fixed, self.lr
-        variance, known = self.uncertainty(private, batches)
-        ready = known & (down["total"] > 0)
-        others = (down["total"] - private["weight"]).clamp(min=TINY)
-        left = torch.log1p(down["between"] / (variance * others))  # -log of what is to be left of the way to z_m
-        flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
-        rate = (self.lr / flat).clamp(max=0.999)  # no step goes further than to z_m
+        ready = self.uncertainty(private, batches)[1] & (down["total"] > 0)
+        left, rate = self.way(down, private, batches)
         wanted = left / -torch.log1p(-rate)
         steps = torch.where(ready, (wanted - WHOLE).ceil(), fixed).nan_to_num(nan=1.0).clamp(1, self.max_steps)
         if not self.exact_steps:
             return steps, self.lr
         shorter = -torch.expm1(-left / steps) / rate
         return steps, self.lr * torch.where(ready, shorter.clamp(max=1.0), 1.0)
+
+    def way(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
+        """-log of what Eq. 8 leaves of the way to z_m, and the part of it that a step goes."""
+        variance, _ = self.uncertainty(private, batches)
+        others = (down["total"] - private["weight"]).clamp(min=TINY)
+        left = torch.log1p(down["between"] / (variance * others))
+        flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
+        return left, (self.lr / flat).clamp(max=0.999)  # no step goes further than to z_m
 
     def remember(self, private: Tree, model: Params) -> Tree:
         """Eq. 18 online, as Eq. 19: the mean and variance of one more model, by the client's own count."""
