@@ -2,8 +2,8 @@
 
 After Tang et al., Personalized Federated Learning with Clustered Generalization, 2021. A shared body, and K heads. Each
 client trains the body and the head of its cluster and sends its update; the server runs k-means over what the clients'
-models have become, one long vector each, and averages the heads of every cluster. The server has to see every client's
-update and knows every client's cluster: both are declared as seen of each.
+models have become, one long vector each, and moves the head of every cluster by the mean of its members' updates. The
+server has to see every client's update and knows every client's cluster: both are declared as seen of each.
 
 In the first round all heads are alike and the vectors differ by the clients' gradients alone; later a client's vector
 is its cluster's head with its own update, so that who fits its cluster stays there. A client that comes for the first
@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
 from bespoke.methods.fedavg import FedAvg
@@ -84,14 +85,15 @@ class PFedKM(FedAvg):
         become = {name: _head(heads[name], server["cluster"][who]) + change for name, change in each["head"].items()}
         moved = scale(each["delta"], 1 / weight) if whole else {}
         points = torch.cat([leaf.flatten(1) for leaf in (*moved.values(), *become.values())], 1)
+        # what all have in common, and how far they go, changes as the body is trained: centres are of directions
+        points = F.normalize(points - points.mean(0))
         seed = None if server["rounds"] else int(server["seed"])
         places, centres = kmeans(points, server["centres"], self.iterations, seed)
         members = (torch.arange(self.k)[:, None] == places) * weight  # (clusters, clients)
         body = tree_map(lambda leaf: leaf.sum(0), each["delta"]) if whole else cohort.sums["delta"]
         mean = scale(body, 1 / weight.sum())
-        # a head's members come from several clusters: it goes to where they are on average, or stays if it has none
-        part = members / members.sum(1, keepdim=True).clamp(min=1e-9)
-        mean |= {n: torch.tensordot(part, p, 1) - scale(heads[n], part.sum(1)) for n, p in become.items()}
+        part = members / members.sum(1, keepdim=True).clamp(min=1e-9)  # a head without members stays
+        mean |= {name: torch.tensordot(part, change, 1) for name, change in each["head"].items()}
         params, optimizer = self.server.step(server["optimizer"], server["params"], mean)
         return {
             **server, "params": params, "optimizer": optimizer, "centres": centres, "rounds": server["rounds"] + 1,

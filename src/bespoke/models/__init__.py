@@ -60,7 +60,7 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), width (transformer, spectrogram-cnn), heads (transformer), norm_groups (mobilenet,
-    spectrogram-cnn), l2, random_init (linear).
+    spectrogram-cnn), relu (fedembed-cnn), l2, random_init (linear).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
@@ -116,7 +116,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if option == "l2":
             fits, wanted = number and 0 <= value < float("inf"), "a number of zero or more"
-        elif option == "random_init":
+        elif option in ("random_init", "relu"):
             fits, wanted = isinstance(value, bool), "true or false"
         elif isinstance(value, list | tuple) and name == "mlp":
             fits = all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in value)

@@ -200,26 +200,26 @@ class CNN(ImageNetwork):
 class FedEmbedCNN(ImageNetwork):
     """The MNIST network of FedEmbed's Appendix B.1: three convolutions, each followed by LayerNorm, 64 features.
 
-    As printed it has no activations. The last convolution covers all that is left of the image and is written as the
-    dense layer that it is. With an embedding of 28 the heads have the 92 inputs of the paper.
+    As printed it has no activations; `relu` puts one after each LayerNorm. The last convolution covers all that is left
+    of the image and is written as the dense layer that it is. With an embedding of 28 the heads have the 92 inputs of
+    the paper.
     """
 
     classes: int = 2
     side: int = 28
     channels: int = 1
+    relu: bool = False
 
     def build(self) -> nn.Module:
         half = -(-self.side // 2)
         quarter = -(-half // 2)
-        features = nn.Sequential(
-            nn.Conv2d(self.channels, 16, 3, stride=2, padding=1),
-            nn.LayerNorm([16, half, half]),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1),
-            nn.LayerNorm([32, quarter, quarter]),
-            nn.Flatten(),
-            nn.Linear(32 * quarter**2, 64),
-            nn.LayerNorm([64]),
-        )
+        layers = [
+            [nn.Conv2d(self.channels, 16, 3, stride=2, padding=1), nn.LayerNorm([16, half, half])],
+            [nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.LayerNorm([32, quarter, quarter])],
+            [nn.Flatten(), nn.Linear(32 * quarter**2, 64), nn.LayerNorm([64])],
+        ]
+        between = [nn.ReLU()] if self.relu else []
+        features = nn.Sequential(*(layer for group in layers for layer in (*group, *between)))
         return Assembled(features, nn.Linear(64, self.classes))
 
 
