@@ -16,8 +16,8 @@ SHARED, PERSONAL = [4.0, 4.0, 4.0, 4.0], [2.0, 3.0, 5.0, 6.0]  # MSE on query ro
 EXAMPLES = [10, 20, 30, 40]
 
 
-def comparison(folder: Path, validation: list[float] | None, **compare: Any) -> Path:
-    made = make_comparison(folder, {"fedavg": [SHARED], "finetune": [PERSONAL]}, examples=EXAMPLES, compare=compare)
+def comparison(folder: Path, validation: list[float] | None, personal: list[float] = PERSONAL, **compare: Any) -> Path:
+    made = make_comparison(folder, {"fedavg": [SHARED], "finetune": [personal]}, examples=EXAMPLES, compare=compare)
     for label, values in (("fedavg", SHARED), ("finetune", validation)):
         path = made / "runs" / f"{label}-seed0" / "clients.parquet"
         pd.read_parquet(path).assign(validation_mse=values or [float("nan")] * 4).to_parquet(path)
@@ -35,6 +35,12 @@ def test_a_client_takes_its_model_where_it_wins_on_its_own_rows(tmp_path: Path) 
     assert (rule.plain_hurt.value, rule.hurt.value) == (0.5, 0.25)
     assert (rule.plain_mean.value, rule.mean.value) == (4.0, (2 + 3 + 5 + 4) / 4)
     assert rule.verdict == "fewer hurt"
+
+
+def test_where_nobody_was_hurt_the_rule_is_not_praised(tmp_path: Path) -> None:
+    rule = rules(comparison(tmp_path, [1.0] * 4, personal=[1.0, 2.0, 3.0, 4.0]))["wins on own validation rows"]
+    assert (rule.plain_hurt.value, rule.hurt.value) == (0.0, 0.0)
+    assert rule.verdict == "nobody hurt"
 
 
 def test_equal_is_not_a_win(tmp_path: Path) -> None:

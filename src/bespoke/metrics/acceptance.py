@@ -39,7 +39,7 @@ class Accepted:
     change: Interval  # of accepted minus plain, in the metric's units
     hurt: OverSeeds
     plain_hurt: OverSeeds
-    verdict: str  # "fewer hurt", "fewer hurt, mean lost", "no fewer hurt"
+    verdict: str  # "fewer hurt", "no fewer hurt" or "nobody hurt", each perhaps with ", mean lost"
 
 
 def acceptances(
@@ -169,7 +169,7 @@ def _judge(pairs: _Pairs, label: str, rule: _Rule, lower: bool) -> Accepted:
     without = significance.percentile_interval(samples[:, 0] - samples[:, 2])
     left = over.mean(accepted - pairs.shared).value
     lost = left > without.high if lower else left < without.low
-    verdict = "no fewer hurt" if hurt.value >= plain_hurt.value and plain_hurt.value > 0 else "fewer hurt"
+    verdict = "fewer hurt" if hurt.value < plain_hurt.value else "no fewer hurt" if hurt.value > 0 else "nobody hurt"
     return Accepted(
         label=label,
         rule=rule.name,
