@@ -26,7 +26,8 @@ NO_KINDS = "FedEmbed-Type without kinds"  # Figure 4(a); 4(b) is FedEmbed-Type i
 
 def comparison(folder: Path, users: str, privacy: dict[str, Any], arguments: argparse.Namespace) -> Comparison:
     found = Comparison.read(HERE / "mnist.toml", folder, command=f"python benchmarks/fedembed/mnist.py --only {users}")
-    options = {"users": users, **({"number": arguments.number} if arguments.number else {})}
+    number = {"number": arguments.number} if arguments.number else {}
+    options = {**found.base["data"]["options"], "users": users, **number}
     found.base = {**found.base, **privacy, "data": {**found.base["data"], "options": options}}
     found.jobs = arguments.jobs
     found.rounds = arguments.rounds or found.rounds
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--only", choices=USERS, help="one kind of users")
     parser.add_argument("--methods", nargs="+", help="some of the methods")
     parser.add_argument("--seeds", type=int, help="how many (default: as mnist.toml says)")
-    parser.add_argument("--number", type=int, help="of users (default: 9,000), for a quick look")
+    parser.add_argument("--number", type=int, help="of users (default: as mnist.toml says; the paper has 9,000)")
     parser.add_argument("--rounds", type=int, help="of training (default: as mnist.toml says)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     arguments = parser.parse_args()
