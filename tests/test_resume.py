@@ -322,7 +322,7 @@ lrs = [0.1]
 
 
 def bespoke(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bespoke.cli", *arguments]
+    command = [sys.executable, "-m", "bespoke", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bespoke.catalogue import describe_methods, hidden, learned
-from bespoke.cli import _terms
+from bespoke.cli.compare import _terms
 from bespoke.comparison import Comparison
 from bespoke.config import checked
 from bespoke.errors import UserError

@@ -1,0 +1,245 @@
+"""bespoke compare"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bespoke.cli.app import Jobs, Json, Resume, app
+from bespoke.cli.folders import place, resumable
+from bespoke.cli.say import listed, show_report, this_command
+
+
+@app.command()
+def compare(
+    table: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="TABLE",
+            help="A CSV or Parquet file (or a TOML file that describes a comparison); leave it out for built-in data.",
+        ),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Who: the column that names the client (several: a,b).")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict.")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="What groups the clients; methods that train groups are compared too."),
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="What to predict from: a,b,c (default: all others).")
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="When: train on the past, test on the future.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="regression or classification (default: inferred).")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Built-in data instead of a table; see `bespoke data`.")
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Methods to compare, see `bespoke methods` (default: fedavg, local, finetune, fedprox; with --group "
+            "also group-fl, group-perfl).",
+        ),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="What to compare by: mse, rmse, mae, accuracy, loss, ... (default: mse or accuracy)."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
+    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Training rounds.")] = 60,
+    cohort: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Clients per round (default: all up to 200, else 100).")
+    ] = None,
+    protocol: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="cross-silo: known clients, held-out rows. cross-device: held-out clients."),
+    ] = "cross-silo",
+    model: Annotated[str, typer.Option(metavar="NAME", help="auto, linear, logistic, svm, mlp, cnn or lstm.")] = "auto",
+    tune: Annotated[bool, typer.Option(metavar="", help="Choose learning rates on validation data.")] = True,
+    accept: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="When a client takes its personal model: margin=0.02 (gain on its own validation rows), "
+            "min_examples=20, or both with a comma (default: the report tries both).",
+        ),
+    ] = None,
+    privacy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TERMS",
+            help="Differential privacy for every method: epsilon=8,clip=1 (noise is calibrated), noise=1,clip=0.5, "
+            "local_noise=2, ...; see docs/privacy.md.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
+    ] = None,
+    jobs: Jobs = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
+    ] = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Compare methods: does personalization help here, for whom, and at what cost?
+
+    `bespoke compare` alone runs on built-in data: 31,022 exam results in 2,410 schools.
+
+    `bespoke compare pupils.csv --client school --target score --group region` runs on your own table. Nothing has to
+    be prepared: texts, dates and missing values are understood, and what was done with each column is said.
+
+    Ctrl-C stops after the current round; the message names the command that goes on.
+    """
+    from bespoke.errors import UserError
+
+    if table is not None and data is not None:
+        raise UserError(f"give a table ({table}) or --data {data}, not both")
+    if table is not None and table.suffix == ".toml":
+        _compare_file(table, out, resume, as_json, jobs)
+        return
+    described = _described(table, data, client, target, group, features, time, task)
+    base: dict[str, Any] = {
+        "data": described,
+        "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
+        "model": {"name": model},
+        "cohort": {} if cohort is None else {"size": cohort},
+        "engine": {} if workers is None else {"workers": workers},
+    }
+    if metric:
+        base["metric"] = metric
+    if privacy is not None:
+        base["privacy"] = _terms(privacy)
+    rule = _rule(accept)
+    if methods is not None and not listed(methods):
+        raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
+    folder = place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
+    command = this_command()
+    with resumable(folder):
+        from bespoke.comparison import Comparison, default_methods
+        from bespoke.progress import Bars
+
+        names = tuple(listed(methods)) if methods is not None else default_methods({"group": group})
+        with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
+            Comparison(
+                base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop,
+                jobs=jobs, accept=rule,
+            ).run()  # fmt: skip
+        show_report([folder], folder / "report.html", as_json)
+
+
+def _rule(text: str | None) -> dict[str, Any]:
+    """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
+    from bespoke.config import check_acceptance
+    from bespoke.errors import UserError
+
+    if text is None:
+        return {}
+    rule: dict[str, Any] = {}
+    for part in listed(text):
+        name, _, value = part.partition("=")
+        try:
+            rule[name.strip()] = int(value) if name.strip() == "min_examples" else float(value)
+        except ValueError:
+            raise UserError(f"--accept {text}: {part!r} is not of the form margin=0.02 or min_examples=20") from None
+    check_acceptance(rule, "--accept")
+    return rule
+
+
+def _terms(text: str) -> dict[str, Any]:
+    """A [privacy] table as the option gives it: epsilon=8,clip=1,adaptive=true."""
+    import tomllib
+
+    from bespoke.errors import UserError
+
+    terms: dict[str, Any] = {}
+    for part in listed(text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"--privacy {text}: {part!r} is not of the form epsilon=8 or noise=1.1")
+        try:
+            terms[name.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            terms[name.strip()] = value.strip()  # a bare word
+    return terms
+
+
+def _described(
+    table: Path | None, data: str | None, client: str | None, target: str | None, group: str | None,
+    features: str | None, time: str | None, task: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The [data] of the options: a table and its columns, or a source."""
+    from bespoke.errors import UserError
+
+    columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task}
+    given = [f"--{name}" for name, value in columns.items() if value is not None]
+    if table is None:
+        from bespoke.data.sources import SOURCES
+
+        source = SOURCES.get(data or "chem97")  # one that does not exist is refused where it is loaded
+        its_own = {"--time": "time", "--group": source.group_name if source else group}
+        others = [option for option in given if columns[option[2:]] != its_own.get(option)]
+        if others == ["--group"]:
+            what = f"groups its clients by {its_own['--group']}" if its_own["--group"] else "knows no groups of clients"
+            raise UserError(f"--group {group}: {data or 'chem97'} {what}")
+        if others:
+            what = "--time of built-in data is called 'time'" if others == ["--time"] else ""
+            raise UserError(what or f"{', '.join(others)}: of which table? bespoke compare TABLE.csv {others[0]} ...")
+        return {"source": data or "chem97"}
+    if not (client and target):
+        raise UserError(f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict)")
+    named = listed(features) if features is not None else None
+    if named == []:
+        raise UserError(f"--features {features!r} names no column; leave it out to use all others")
+    if task is not None:
+        _named("task", task)
+    return {"table": str(table), **{k: v for k, v in {**columns, "features": named}.items() if v is not None}}
+
+
+def _named(option: str, value: str) -> str:
+    """The value of an option that an experiment file restricts to a few words."""
+    from typing import get_args
+
+    from bespoke.config import DataConfig, SplitConfig
+    from bespoke.errors import unknown
+
+    kind = (SplitConfig if option == "protocol" else DataConfig).model_fields[option].annotation
+    words = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
+    if value not in words:
+        raise unknown(option, value, dict.fromkeys(words), f"--{option}")
+    return value
+
+
+def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None) -> None:
+    """A comparison described by a TOML file, such as those in benchmarks/motley."""
+    from bespoke.errors import UserError
+
+    ours = ["compare", str(path), "--resume", "--json"]
+    for option, value in (("--out", out), ("--jobs", jobs)):
+        ours += [] if value is None else [option, str(value), f"{option}={value}"]
+    others = [a for a in sys.argv[1:] if a not in ours]
+    if others:
+        raise UserError(f"{' '.join(others)}: {path} describes the comparison; say it there (see benchmarks/motley)")
+    folder = place(out, f"compare-{path.stem}", resume, "compare")
+    command = shlex.join(["bespoke", "compare", str(path)])
+    with resumable(folder):
+        from bespoke.comparison import Comparison
+        from bespoke.progress import Bars
+
+        with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
+            Comparison.read(path, folder, command=command, progress=bars, stop=stop, jobs=jobs).run()
+        show_report([folder], folder / "report.html", as_json)

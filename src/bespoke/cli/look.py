@@ -1,0 +1,144 @@
+"""bespoke report, analyze: from run folders; bespoke methods, data: what there is"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke.cli.app import Json, app
+from bespoke.cli.folders import goes_on
+from bespoke.cli.say import print_json, show_report
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="A comparison folder, or run folders of any methods and seeds."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="HTML file (default: report.html in the first folder)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the report of a comparison, or of several runs, from what lies on disk.
+
+    `bespoke report runs/compare-pupils` or `bespoke report runs/a runs/b -o both.html`
+    """
+    from bespoke.errors import UserError
+
+    for path in runs:
+        if not path.is_dir():
+            raise UserError(f"there is no run folder {path}")
+    output = output or runs[0]
+    show_report(runs, output / "report.html" if output.is_dir() else output, as_json)
+
+
+@app.command()
+def analyze(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="Finished run folders, or a comparison folder: all of its runs."),
+    ],
+    ood: Annotated[
+        bool, typer.Option("--ood", metavar="", help="Own rows against other clients' rows as personalizing goes on.")
+    ] = False,
+    rows: Annotated[int, typer.Option("--ood-rows", min=1, metavar="N", help="Rows of other clients for --ood.")] = 500,
+    fewer: Annotated[
+        str | None,
+        typer.Option("--fewer-examples", metavar="FRACTIONS", help="Fewer examples to personalize with: 1,0.5,0.25."),
+    ] = None,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep", metavar="KNOB[=VALUES]", help="A knob varied: finetune.lrs=0.001,0.01,0.1 (repeatable)"
+        ),
+    ] = None,
+    per_client: Annotated[
+        bool, typer.Option("--per-client", metavar="", help="Settings chosen by each client against one for all.")
+    ] = False,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", metavar="", help="What personal embeddings know of the clients' groups.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """What the averages hide: robustness, fewer examples, hyper-parameters. From run folders; nothing is trained again.
+
+    `bespoke analyze runs/compare-pupils` makes every analysis that applies, and the report again with its figures.
+
+    `bespoke analyze runs/exp --sweep finetune.lrs=0.001,0.01,0.1` makes one analysis of one run.
+
+    The numbers lie in the folder `analysis` of each run, as JSON and Parquet. What is there is not made again.
+    """
+    from bespoke.analysis.analyze import Analyses, Wanted
+    from bespoke.analysis.fewer import parse_fractions
+    from bespoke.errors import UserError
+    from bespoke.progress import Bars
+
+    for path in runs:
+        if not path.is_dir():
+            raise UserError(f"there is no run folder {path}")
+    fractions = parse_fractions(fewer) if fewer is not None else ()
+    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings)
+    with goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
+        records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
+    pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]
+    if pages:
+        from bespoke.reports.html import write_report
+
+        for page in pages:
+            write_report([page.parent], page)
+    if as_json:
+        print_json({"analyses": records, "reports": [str(page) for page in pages]})
+        return
+    from bespoke.reports.table import print_analyses
+
+    print_analyses([Path(record["folder"]) for record in records], {record["analysis"] for record in records})
+    for page in pages:
+        print(f"Report: {page}")
+    if not pages:
+        print("Figures: bespoke report " + shlex.join(map(str, runs)))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods, or show one: what it does, what travels, what stays private, its knobs.
+
+    `bespoke methods`, then `bespoke methods finetune`
+    """
+    from bespoke.catalogue import describe_methods, print_method, print_methods
+
+    found = describe_methods(name)
+    if as_json:
+        print_json(found if name is None else found[0])
+    elif name is None:
+        print_methods(found)
+    else:
+        print_method(found[0])
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one source in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the data sources, or show one: clients, examples, licence, how to obtain it.
+
+    `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
+    """
+    from bespoke.catalogue import describe_sources, print_source, print_sources
+
+    found = describe_sources(name)
+    if as_json:
+        print_json(found if name is None else found[0])
+    elif name is None:
+        print_sources(found)
+    else:
+        print_source(found[0])

@@ -1,0 +1,53 @@
+"""bespoke export, bespoke forget"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke.cli.app import Client, Json, app
+from bespoke.cli.say import print_json
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    client: Client,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: personal/ID in the run folder).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a client's personal model: safetensors, and a JSON that says how to load it.
+
+    `bespoke export runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
+    """
+    from bespoke.deploy.personal import export_personal
+
+    written = export_personal(run, client, out)
+    if as_json:
+        print_json(written)
+    else:
+        made = f"{written['candidate']}, {written['parameters']:,} parameters"
+        print(f"Personal model of {client}: {written['folder']} ({made})")
+        print(f'Load it: from bespoke import load_personal; load_personal("{written["folder"]}").predict(rows)')
+
+
+@app.command()
+def forget(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], client: Client, as_json: Json = False
+) -> None:
+    """Delete a client's private state and personal model from a run, and prove that they are gone.
+
+    `bespoke forget runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
+    """
+    from bespoke.deploy.forget import forget_client
+
+    receipt = forget_client(run, client)
+    if as_json:
+        print_json(receipt)
+    else:
+        for line in receipt["summary"]:
+            print(line)

@@ -1,0 +1,61 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def say(text: str) -> None:
+    """To stderr; what a file or a name brought along cannot move the cursor or change colours."""
+    print("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text), file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document; not-a-number and infinity, which JSON does not know, become null."""
+
+    def known(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {str(name): known(entry) for name, entry in part.items()}
+        if isinstance(part, list | tuple):
+            return [known(entry) for entry in part]
+        return None if isinstance(part, float) and not math.isfinite(part) else part
+
+    print(json.dumps(known(value), allow_nan=False))
+
+
+def listed(text: str) -> list[str]:
+    """Names between commas; one that contains a comma stands in double quotes."""
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def this_command() -> str:
+    """The command that repeats this, without what only says how it came about."""
+    return shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
+
+
+def show_report(paths: list[Path], output: Path, as_json: bool) -> None:
+    from bespoke.data.arrays import write_text
+    from bespoke.metrics.summary import summarize
+    from bespoke.reports.html import write_report
+
+    summary = summarize(paths)
+    if len(paths) == 1 and paths[0].is_dir():
+        write_text(paths[0] / "summary.json", summary.to_json())
+    write_report(paths, output)
+    if as_json:
+        print_json({**json.loads(summary.to_json()), "report": str(output), "folder": str(paths[0])})
+        return
+    from rich.console import Console
+
+    from bespoke.reports.table import print_summary
+
+    console = Console()
+    print_summary(summary, console)
+    console.print(f"\nReport: {output}", highlight=False, markup=False, soft_wrap=True)
