@@ -224,6 +224,54 @@ class FedEmbedCNN(ImageNetwork):
 
 
 @dataclass(frozen=True)
+class FedEmbedSpeech(ImageNetwork):
+    """The speech network of FedEmbed's Appendix B.2: three convolutions and a dense layer, each with LayerNorm.
+
+    Its sizes add up to the printed ones on spectrograms of 200 bands and 375 frames (16 x 50 x 41, 32 x 7 x 6 and
+    64 x 3 x 3, hence 576) if the first convolution is padded by one, which is not printed. Other sizes follow, from 83 x
+    135 on. The heads cannot have the printed 92 inputs, which are those of MNIST's network: 256 features and an embedding
+    of 200 are 456. As printed it has no activations; `relu` puts one after each LayerNorm.
+    """
+
+    classes: int = 2
+    frames: int = 375
+    bands: int = 200
+    channels: int = 1
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self._sizes()[-1]) < 1:
+            raise ValueError(f"{self.bands} bands x {self.frames} frames are too few for it: 83 x 135 at least")
+        super().__post_init__()
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        return self.bands, self.frames
+
+    def prepare(self, x: Tensor) -> Tensor:
+        rows = Network.prepare(self, x).reshape(-1, self.frames, self.bands)  # stored with frames first
+        return channels_last(rows.transpose(1, 2)[:, None])
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        """Lines and columns after each of the three LayerNorms."""
+        one = ((self.bands - 1) // 2 + 1) // 2, ((self.frames - 3) // 3 + 1) // 3
+        two = ((one[0] - 5) // 2 + 1) // 3, ((one[1] - 5) // 2 + 1) // 3
+        return [one, two, ((two[0] - 3) // 2 + 1, (two[1] - 2) // 2 + 1)]
+
+    def build(self) -> nn.Module:
+        one, two, three = self._sizes()
+        layers = [
+            [nn.Conv2d(self.channels, 16, (3, 5), (2, 3), padding=1), nn.AvgPool2d((2, 3)), nn.LayerNorm([16, *one])],
+            [nn.Conv2d(16, 32, 5, 2), nn.AvgPool2d(3), nn.LayerNorm([32, *two])],
+            [nn.Conv2d(32, 64, (3, 2), 2), nn.LayerNorm([64, *three])],
+            [nn.Flatten(), nn.Linear(64 * three[0] * three[1], 256), nn.LayerNorm([256])],
+        ]
+        between = [nn.ReLU()] if self.relu else []
+        features = nn.Sequential(*(layer for group in layers for layer in (*group, *between)))
+        return Assembled(features, nn.Linear(256, self.classes))
+
+
+@dataclass(frozen=True)
 class FedAvgCNN(ImageNetwork):
     """The network of McMahan et al. 2017: 5 x 5 convolutions of 32 and 64 channels, each pooled, and a layer of 512.
 
