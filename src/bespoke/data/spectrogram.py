@@ -50,9 +50,8 @@ def filterbank() -> NDArray[np.float64]:
 
 def log_mel(sound: Floats) -> Floats:
     """Decibels of clips (clips, samples): (clips, frames, BANDS)."""
-    found = []
-    for begin in range(0, len(sound), AT_ONCE):
-        found.append(decibels(power(sound[begin : begin + AT_ONCE], WINDOW, HOP) @ filterbank().T))
+    some = (sound[begin : begin + AT_ONCE] for begin in range(0, len(sound), AT_ONCE))
+    found = [decibels(power(clips, WINDOW, HOP) @ filterbank().T) for clips in some]
     return np.concatenate(found) if found else np.zeros((0, FRAMES, BANDS), np.float32)
 
 

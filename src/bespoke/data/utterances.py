@@ -5,8 +5,8 @@ as spectrograms cut or padded to 200 x 375. Here the eight stand in a ring of fo
 neighbours, or two of two pairs across, make two voices, which lie a third and two thirds of the way between them.
 
 Sound is taken to 11,025 Hz. A frame is 400 samples (36 ms) under a Hann window, frames begin 100 samples (9 ms) apart;
-the bins above the constant one are 200 bands of 27.6 Hz. In decibels, a byte each, frames first: 75,000 bytes. The small
-size has the mean of every 2 x 2 cells of the first 280 frames: 100 bands, 140 frames, 2.5 seconds.
+the bins above the constant one are 200 bands of 27.6 Hz. In decibels, a byte each, frames first: 75,000 bytes. The
+small size has the mean of every 2 x 2 cells of the first 280 frames: 100 bands, 140 frames, 2.5 seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.arrays import open_arrays, write_arrays
-from bespoke.data.espeak import Espeak, Sound, as_lines, mixed
+from bespoke.data.espeak import Espeak, Sound, mixed
 from bespoke.data.hdf5 import read_clients, texts
 from bespoke.data.sources import find_file
 from bespoke.data.spectrogram import as_bytes, decibels, halved, power
@@ -89,7 +89,7 @@ def utterances(source: str, size: Size, voices: int, sentences: int) -> Utteranc
 
 
 def _digest(pictures: Pictures) -> str:
-    return hashlib.sha256(memoryview(pictures).cast("B") if pictures.size else b"").hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(pictures).data).hexdigest()
 
 
 def synthesise(size: Size, voices: int, sentences: list[str]) -> Utterances:

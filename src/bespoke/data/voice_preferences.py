@@ -51,8 +51,8 @@ def load(
     }
     about = describe(
         NAME, input="spectrogram", frames=frames, bands=bands, classes=["other", "preferred"], kinds=kinds,
-        target="preferred", features=[f"frame {frame}, band {band}" for frame in range(frames) for band in range(bands)],
-        numeric=[False] * (frames * bands), model={"name": "fedembed-speech"},
+        features=[f"frame {frame}, band {band}" for frame in range(frames) for band in range(bands)],
+        numeric=[False] * (frames * bands), target="preferred", model={"name": "fedembed-speech"},
         notes=[
             "Users are artificial: each likes one voice, and utterances were dealt out to them.",
             f"Voices are artificial: espeak-ng {said.espeak} said {sentences} sentences of Shakespeare in each.",

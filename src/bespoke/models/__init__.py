@@ -13,12 +13,11 @@ from bespoke.models.networks import (
     MLP,
     FedAvgCNN,
     FedEmbedCNN,
-    FedEmbedSpeech,
     LeNet,
     Linear,
     Network,
-    SpectrogramCNN,
 )
+from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
@@ -32,7 +31,7 @@ MODELS = {
     "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
     "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "fedembed-cnn": "the MNIST network of FedEmbed: three convolutions with LayerNorm, 64 features",
-    "fedembed-speech": "the speech network of FedEmbed: three convolutions and a dense layer with LayerNorm, 256 features",
+    "fedembed-speech": "the speech network of FedEmbed: three convolutions, a dense layer, LayerNorm, 256 features",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 15,300 parameters",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
