@@ -37,9 +37,8 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_self_fl.section(runs))
     if (runs / "self-fl-wake-word" / "wake_word.json").exists():
         found.append(results_wake_word.section(runs / "self-fl-wake-word"))
-    for name in ("fedembed-mnist", "fedembed-voice"):
-        if any((runs / name).glob("*/compare.json")):
-            found.append(results_fedembed.section(runs / name))
+    fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice")]
+    found += [results_fedembed.section(folder) for folder in fedembed if any(folder.glob("*/compare.json"))]
     return found
 
 

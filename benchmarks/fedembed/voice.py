@@ -2,10 +2,10 @@
 
     python benchmarks/fedembed/voice.py --out runs/fedembed-voice
 
-Synthesises the speech when it is not there yet (about three minutes; needs `pip install 'bespoke-fl[speech,tff,privacy]'`
-and Shakespeare's text, see `bespoke data voice-preferences`), then makes a comparison folder each for balanced and
-imbalanced users, without privacy and with it (voice_gaussian.toml); every folder has its report.html. What is finished
-is kept, so that the command goes on where it was stopped.
+Synthesises the speech when it is not there yet (some three minutes; what is needed: `bespoke data voice-preferences`,
+and for privacy `pip install 'bespoke-fl[privacy]'`), then makes a comparison folder each for balanced and imbalanced
+users, without privacy and with it (voice_gaussian.toml); every folder has its report.html. What is finished is kept, so
+that the command goes on where it was stopped.
 """
 
 from preferences import HERE, Experiment
