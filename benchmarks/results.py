@@ -3,7 +3,7 @@
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
-python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist
+python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
 python benchmarks/results.py
 """
 
@@ -37,8 +37,8 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_self_fl.section(runs))
     if (runs / "self-fl-wake-word" / "wake_word.json").exists():
         found.append(results_wake_word.section(runs / "self-fl-wake-word"))
-    if (runs / "fedembed-mnist").exists():
-        found.append(results_fedembed.section(runs / "fedembed-mnist"))
+    fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice")]
+    found += [results_fedembed.section(folder) for folder in fedembed if any(folder.glob("*/compare.json"))]
     return found
 
 

@@ -1,10 +1,11 @@
-"""Hyper-parameters of FedEmbed's MNIST experiment, chosen on validation rows.
+"""Hyper-parameters of FedEmbed's experiments, chosen on validation rows.
 
     python benchmarks/fedembed/tune.py --out runs/fedembed-tuning
+    python benchmarks/fedembed/tune.py --experiment voice --out runs/fedembed-tuning-voice
 
-What is tried is [compare.grid] of mnist.toml, on 600 users and with a seed of their own: 16 of a user's 20
-training rows are trained on and the other 4 judge; the 10 test rows are not looked at. Prints the best of each, to be
-written into mnist.toml.
+What is tried is [compare.grid] of mnist.toml or voice.toml, on 600 users and with a seed of their own: 16 of a user's
+20 training rows are trained on and the other 4 judge; the 10 test rows are not looked at. Prints the best of each, to
+be written into the file.
 """
 
 import argparse
@@ -21,11 +22,12 @@ USERS, ROUNDS = 600, 60  # everyone trains six times, as in the experiment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", choices=("mnist", "voice"), default="mnist")
     parser.add_argument("--out", type=Path, default=Path("runs/fedembed-tuning"))
     parser.add_argument("--methods", nargs="+", help="some of the methods")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     arguments = parser.parse_args()
-    asked = Comparison.read(HERE / "mnist.toml", arguments.out)
+    asked = Comparison.read(HERE / f"{arguments.experiment}.toml", arguments.out)
     for label in arguments.methods or asked.methods:
         entry = Entry.of(label, asked.entries)
         knobs = {name: value for name, value in entry.knobs.items() if name not in asked.grid.get(label, {})}
@@ -33,7 +35,7 @@ def main() -> None:
             **asked.base,
             "seed": SEED,
             "evaluate_every": ROUNDS,
-            "data": {**asked.base["data"], "options": {"number": USERS}},
+            "data": {**asked.base["data"], "options": {**asked.base["data"]["options"], "number": USERS}},
             "split": {"order": "stored", "fractions": [16 / 30, 4 / 30, 10 / 30]},
             "stage": entry.stages(knobs, ROUNDS),
         }

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.data.mnist_preferences import PARTS
 from bespoke.data.population import Population
+from bespoke.data.preferences import PARTS
 from bespoke.data.sources import load_source
 from bespoke.data.splits import cross_silo
 from bespoke.errors import UserError

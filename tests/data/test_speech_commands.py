@@ -31,7 +31,7 @@ from bespoke.data.spectrogram import (
 from bespoke.data.speech_commands import DEVICES, Clips, device_types, usual_state
 from bespoke.errors import UserError
 from bespoke.models import build_task
-from bespoke.models.networks import SpectrogramCNN
+from bespoke.models.sound import SpectrogramCNN
 from bespoke.randomness import client_keys
 
 SECOND = np.arange(RATE) / RATE

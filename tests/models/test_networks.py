@@ -11,7 +11,8 @@ import torch
 from bespoke.errors import UserError
 from bespoke.models import MODELS, NETWORKS, build_task
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network, SpectrogramCNN
+from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network
+from bespoke.models.sound import SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression, finished
 from bespoke.models.transformer import Transformer, positions
 from bespoke.tensors import Params

@@ -101,6 +101,13 @@ _LISTED = (
         "mnist/", "bespoke.data.mnist_preferences",
     ),
     Source(
+        "voice-preferences", "Synthetic voices labelled by users who each like one of them", "files", 900, 27000,
+        "classification", "the voice that a user likes", "public domain (text); sound made by espeak-ng",
+        f"put shakespeare_train.h5 (TensorFlow Federated's shakespeare.tar.bz2, {_TFF}) into shakespeare/, and pip "
+        "install 'bespoke-fl[speech,tff]'; speech is synthesised when it is first needed",
+        "bespoke.data.voice_preferences",
+    ),
+    Source(
         "school", "Exam scores in 139 schools of the Inner London Education Authority", "files", 139, 15362,
         "regression", "", "distributed with MALSAR under GPL-2",
         "put school.mat (github.com/jiayuzhou/MALSAR, data/) into school/", "bespoke.data.school",

@@ -1,4 +1,4 @@
-"""Sound as pictures: one second at 8 kHz becomes 39 frames of 24 mel bands, in decibels, a byte each.
+"""Sound as pictures, in decibels, a byte each: one second at 8 kHz becomes 39 frames of 24 mel bands.
 
 A frame is 256 samples (32 ms) under a periodic Hann window; frames begin 200 samples (25 ms) apart. Power is scaled so
 that a sine of amplitude 1 in the middle of a bin of the Fourier transform has power 1 there (0 dB). Bands are triangles
@@ -50,14 +50,21 @@ def filterbank() -> NDArray[np.float64]:
 
 def log_mel(sound: Floats) -> Floats:
     """Decibels of clips (clips, samples): (clips, frames, BANDS)."""
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-    found = []
-    for begin in range(0, len(sound), AT_ONCE):
-        frames = np.lib.stride_tricks.sliding_window_view(sound[begin : begin + AT_ONCE], WINDOW, axis=1)[:, ::HOP]
-        amplitude = np.abs(np.fft.rfft(frames * hann)) * (2 / hann.sum())
-        power = amplitude**2 @ filterbank().T
-        found.append((10 * np.log10(np.maximum(power, 10 ** (FLOOR / 10)))).astype(np.float32))
+    some = (sound[begin : begin + AT_ONCE] for begin in range(0, len(sound), AT_ONCE))
+    found = [decibels(power(clips, WINDOW, HOP) @ filterbank().T) for clips in some]
     return np.concatenate(found) if found else np.zeros((0, FRAMES, BANDS), np.float32)
+
+
+def power(sound: Floats, window: int, hop: int) -> NDArray[np.float64]:
+    """Power of clips (clips, samples) by frame and bin: (clips, frames, window / 2 + 1)."""
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    frames = np.lib.stride_tricks.sliding_window_view(sound, window, axis=1)[:, ::hop]
+    return (np.abs(np.fft.rfft(frames * hann)) * (2 / hann.sum())) ** 2
+
+
+def decibels(power: NDArray[np.float64]) -> Floats:
+    """Power on the scale of loudness, from FLOOR."""
+    return (10 * np.log10(np.maximum(power, 10 ** (FLOOR / 10)))).astype(np.float32)
 
 
 def as_bytes(decibels: Floats) -> NDArray[np.uint8]:

@@ -7,7 +7,17 @@ from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network, SpectrogramCNN
+from bespoke.models.networks import (
+    CNN,
+    LSTM,
+    MLP,
+    FedAvgCNN,
+    FedEmbedCNN,
+    LeNet,
+    Linear,
+    Network,
+)
+from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
@@ -21,6 +31,7 @@ MODELS = {
     "fedavg-cnn": "the network of McMahan et al.: two pooled 5 x 5 convolutions, a layer of 512; also for regression",
     "lenet": "the network of PyTorch's CIFAR-10 tutorial: two small convolutions, layers of 120 and 84, 62k parameters",
     "fedembed-cnn": "the MNIST network of FedEmbed: three convolutions with LayerNorm, 64 features",
+    "fedembed-speech": "the speech network of FedEmbed: three convolutions, a dense layer, LayerNorm, 256 features",
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 15,300 parameters",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
@@ -36,6 +47,7 @@ NETWORKS: dict[str, type[Network]] = {
         FedAvgCNN,
         LeNet,
         FedEmbedCNN,
+        FedEmbedSpeech,
         MobileNetV2,
         SpectrogramCNN,
         LSTM,
@@ -45,11 +57,15 @@ NETWORKS: dict[str, type[Network]] = {
 }
 _KINDS = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
-    "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM,
+    "fedembed-speech": FedEmbedSpeech, "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM,
     "sentiment-lstm": SentimentLSTM, "transformer": Transformer,
 }  # fmt: skip
 _IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
-_ONLY = {"spectrogram-cnn": "spectrogram", "sentiment-lstm": "tokens"}  # models of classes for one kind of rows
+_ONLY = {
+    "fedembed-speech": "spectrogram",
+    "spectrogram-cnn": "spectrogram",
+    "sentiment-lstm": "tokens",
+}  # models of classes for one kind of rows
 # a network's fields that the data decide
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension")
 
@@ -60,7 +76,7 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), width (transformer, spectrogram-cnn), heads (transformer), norm_groups (mobilenet,
-    spectrogram-cnn), relu (fedembed-cnn), l2, random_init (linear).
+    spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init (linear).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
@@ -138,8 +154,8 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             )
         if name in _IMAGES:
             return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
-        if name == "spectrogram-cnn":
-            return SpectrogramCNN(outputs, about["frames"], about["bands"], **options)
+        if name in ("fedembed-speech", "spectrogram-cnn"):
+            return _KINDS[name](outputs, about["frames"], about["bands"], **options)
         if name == "sentiment-lstm":
             return SentimentLSTM(outputs, about["vectors"], about["dimension"], **options)
         return _KINDS[name](about["vocabulary"], **options)

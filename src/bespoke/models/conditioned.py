@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from bespoke.errors import UserError
 from bespoke.models.networks import ImageNetwork, Linear, Network, channels_last
+from bespoke.models.sound import AveragedConv2d
 from bespoke.tensors import Params
 
 
@@ -89,6 +90,8 @@ def _image_features(wide: ImageNetwork, params: Params, images: Tensor, embeddin
     first, channels = layers[0], images.shape[1]
     own = {name.removeprefix("features."): p for name, p in params.items() if name.startswith("features.")}
     weight, how = own["0.weight"], (first.stride, first.padding)
+    if isinstance(first, AveragedConv2d):
+        weight = first.spread(weight)
     seen = F.conv2d(images, channels_last(weight[:, :channels]), own.get("0.bias"), *how)
     seen = seen + F.conv2d(diagonal_channel(embedding, wide.plane)[None, None], weight[:, channels:], None, *how)
     for place, layer in enumerate(layers):

@@ -155,10 +155,10 @@ class ImageNetwork(ModuleNetwork):
         return channels_last(super().prepare(x).reshape(-1, self.channels, self.side, self.side))
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        return super().features(_kernels_last(params), x)
+        return super().features(kernels_last(params), x)
 
 
-def _kernels_last(params: Params) -> Params:
+def kernels_last(params: Params) -> Params:
     return {name: channels_last(p) if p.dim() == 4 else p for name, p in params.items()}
 
 
@@ -249,11 +249,6 @@ class FedAvgCNN(ImageNetwork):
         return Assembled(features, nn.Linear(512, self.outputs))
 
 
-class _PlaceMean(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:  # as pooling to 1 x 1, for which vmap has no rule
-        return x.mean((-2, -1))
-
-
 @dataclass(frozen=True)
 class LeNet(ImageNetwork):
     """The CIFAR-10 network of PyTorch's tutorial: 5 x 5 convolutions of 6 and 16 channels, layers of 120 and 84."""
@@ -283,36 +278,6 @@ class LeNet(ImageNetwork):
             nn.ReLU(),
         )
         return Assembled(features, nn.Linear(84, self.classes))
-
-
-@dataclass(frozen=True)
-class SpectrogramCNN(ModuleNetwork):
-    """Four 3 x 3 convolutions, each pooled, and the mean over what is left of time and pitch: 15,300 parameters.
-
-    A small relative of the wake-word network of Self-FL (convolutions and poolings, 3M parameters). GroupNorm stands
-    after pooling, where it costs a quarter; without it, training takes four times as many steps.
-    """
-
-    outputs: int
-    frames: int
-    bands: int
-    width: int = 8  # channels of the first layer; the next have two, four and four times as many
-    norm_groups: int = 4
-
-    def build(self) -> nn.Module:
-        layers: list[nn.Module] = []
-        channels = [1, self.width, 2 * self.width, 4 * self.width, 4 * self.width]
-        for before, after in pairwise(channels):
-            convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
-            layers += [convolution, nn.MaxPool2d(2), nn.GroupNorm(self.norm_groups, after), nn.ReLU()]
-        body = nn.Sequential(*layers, _PlaceMean())
-        return Assembled(body, nn.Linear(channels[-1], self.outputs))
-
-    def prepare(self, x: Tensor) -> Tensor:
-        return channels_last(4 * super().prepare(x).reshape(-1, 1, self.frames, self.bands) - 2)  # about -2 to 2
-
-    def features(self, params: Params, x: Tensor) -> Tensor:
-        return super().features(_kernels_last(params), x)
 
 
 class _Recurrent(nn.Module):
