@@ -56,8 +56,8 @@ class Espeak:
         self.data = Path((data.value or b"").decode())
         if rate != RATE or not (self.data / LANGUAGE).is_file():
             raise UserError(
-                f"espeak-ng {self.version} found no {LANGUAGE} in the folder of its data, {self.data}; install its data "
-                "(Debian: espeak-ng-data), or pip install 'bespoke-fl[speech]'"
+                f"espeak-ng {self.version} found no {LANGUAGE} in the folder of its data, {self.data}; install "
+                "its data (Debian: espeak-ng-data), or pip install 'bespoke-fl[speech]'"
             )
 
     def __enter__(self) -> Self:
