@@ -37,10 +37,7 @@ def batch_for(network: Network, rows: int = 3, seed: int = 0) -> Params:
     if hasattr(network, "vocabulary"):
         tokens = torch.randint(1, network.vocabulary, (rows, 6), generator=draw).short()
         return {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": mask}
-    if hasattr(network, "frames"):
-        pixels = network.frames * network.bands
-    else:
-        pixels = network.channels * network.side**2
+    pixels = network.frames * network.bands if hasattr(network, "frames") else network.channels * network.side**2
     x = torch.randint(0, 256, (rows, pixels), generator=draw, dtype=torch.uint8)
     return {"x": x, "y": torch.arange(rows), "mask": mask}
 
