@@ -153,9 +153,8 @@ def section(folder: Path) -> str:
         "",
         f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one {this.liked}; 20 rows "
         f"to train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes{spread}. "
-        f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. "
-        "Hyper-parameters were chosen on 4 of the 20 training rows (`python benchmarks/fedembed/tune.py --experiment "
-        f"{this.command}`).",
+        f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. Hyper-parameters were "
+        f"chosen on 4 of the 20 training rows (`python benchmarks/fedembed/tune.py --experiment {this.command}`).",
         f"Command: `python benchmarks/fedembed/{this.command}.py`",
         "",
         f"Table {this.overall}:",

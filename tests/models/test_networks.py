@@ -12,7 +12,7 @@ from bespoke.errors import UserError
 from bespoke.models import MODELS, NETWORKS, build_task
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network
-from bespoke.models.sound import SpectrogramCNN
+from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression, finished
 from bespoke.models.transformer import Transformer, positions
 from bespoke.tensors import Params
@@ -23,6 +23,8 @@ PUBLISHED = [
     (FedAvgCNN(1, 32), 832 + 51_264 + (4096 + 1) * 512 + 513, 512),
     (MobileNetV2(), 2_223_872 + 1281 * 2028, 1280),  # Sandler et al.'s 3,504,872 with 1,000 classes
     (SpectrogramCNN(2, 39, 24), 9 * (8 + 8 * 16 + 16 * 32 + 32 * 32) + 2 * (8 + 16 + 32 + 32) + 2 * 33, 32),
+    # with LayerNorm over 16 x 50 x 41, 32 x 7 x 6, 64 x 3 x 3 and 256
+    (FedEmbedSpeech(2), 16 * 16 + 401 * 32 + 193 * 64 + 577 * 256 + 2 * (32_800 + 1_344 + 576 + 256) + 2 * 257, 256),
     (Transformer(15_818), 15_818 * 96 + 97 * 512 + 4 * 513 * 512 + 513 * 2048 + 2049 * 512 + 4 * 512 + 513 * 96, 96),
     # torch has two biases in an LSTM where TensorFlow has one
     (LSTM(10_004, 96, 670, 1, 96), 10_004 * 96 + 4 * 670 * (96 + 670 + 2) + 671 * 96 + 97 * 10_004, 670),
@@ -35,10 +37,7 @@ def batch_for(network: Network, rows: int = 3, seed: int = 0) -> Params:
     if hasattr(network, "vocabulary"):
         tokens = torch.randint(1, network.vocabulary, (rows, 6), generator=draw).short()
         return {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": mask}
-    if isinstance(network, SpectrogramCNN):
-        pixels = network.frames * network.bands
-    else:
-        pixels = network.channels * network.side**2
+    pixels = network.frames * network.bands if hasattr(network, "frames") else network.channels * network.side**2
     x = torch.randint(0, 256, (rows, pixels), generator=draw, dtype=torch.uint8)
     return {"x": x, "y": torch.arange(rows), "mask": mask}
 
@@ -64,7 +63,7 @@ def test_published_sizes(network, parameters, width):
 
 SMALL = [
     FedAvgCNN(4, 8), FedAvgCNN(1, 8), MobileNetV2(4, 32), SpectrogramCNN(3, 17, 16, 4, 2),
-    Transformer(11, 6, 8, 10, 2, 2), LSTM(11, 3, 5, 1, 4),
+    FedEmbedSpeech(3, 135, 83), Transformer(11, 6, 8, 10, 2, 2), LSTM(11, 3, 5, 1, 4),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import ctypes
 import ctypes.util
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 import numpy as np
@@ -47,15 +48,17 @@ class Espeak:
         self.library, folder = _library()
         self.pieces: list[Sound] = []
         self.heard = _Callback(self._hear)  # the library holds but a pointer: kept as long as it may call
-        if self.library.espeak_Initialize(_SYNCHRONOUS, 0, folder, _DO_NOT_EXIT) != RATE:
-            raise UserError(
-                f"espeak-ng found no data of its own in {folder.decode() if folder else 'its usual folder'}"
-            )
+        rate = self.library.espeak_Initialize(_SYNCHRONOUS, 0, folder, _DO_NOT_EXIT)
         self.library.espeak_SetSynthCallback(self.heard)
         self.library.espeak_Info.restype = ctypes.c_char_p
         data = ctypes.c_char_p()
         self.version = self.library.espeak_Info(ctypes.byref(data)).decode().split()[0]
         self.data = Path((data.value or b"").decode())
+        if rate != RATE or not (self.data / LANGUAGE).is_file():
+            raise UserError(
+                f"espeak-ng {self.version} found no {LANGUAGE} in the folder of its data, {self.data}; install "
+                "its data (Debian: espeak-ng-data), or pip install 'bespoke-fl[speech]'"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -75,12 +78,14 @@ class Espeak:
             raise UserError(f"espeak-ng {self.version} has no voice {name!r} ({path}); use version 1.51 or newer")
         return parse(path.read_text(encoding="utf-8"), str(path))
 
-    def take(self, voice: Voice, path: Path) -> None:
-        """Speak with this voice from now on; its file is written to `path`."""
+    def take(self, voice: Voice) -> None:
+        """Speak with this voice from now on."""
         language = (self.data / LANGUAGE).read_text(encoding="utf-8")
-        path.write_text(f"{language}\n{as_lines(voice)}", encoding="utf-8")
-        if self.library.espeak_SetVoiceByFile(str(path).encode()) != 0:
-            raise UserError(f"espeak-ng {self.version} did not take the voice file {path}")
+        with TemporaryFile() as file:  # by its number: of a path the library takes 60 characters
+            file.write(f"{language}\n{as_lines(voice)}".encode())
+            file.seek(0)
+            if self.library.espeak_SetVoiceByFile(f"/dev/fd/{file.fileno()}".encode()) != 0:
+                raise UserError(f"espeak-ng {self.version} did not take a voice of its own language file and {voice}")
 
     def say(self, text: str) -> Sound:
         """What it sounds like, at RATE."""

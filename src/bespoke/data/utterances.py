@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import numpy as np
@@ -96,12 +95,12 @@ def synthesise(size: Size, voices: int, sentences: list[str]) -> Utterances:
     """Every sentence in every voice."""
     frames, bands = SIZES[size]
     made = np.empty((voices * len(sentences), frames * bands), np.uint8)
-    with Espeak() as espeak, TemporaryDirectory(prefix="bespoke-voice-") as folder:
+    with Espeak() as espeak:
         own = {name: espeak.its_voice(name) for name in ORIGINALS}
         for place in _shown(range(len(made)), f"synthesising {voices} voices"):
             voice, sentence = divmod(place, len(sentences))
             if sentence == 0:
-                espeak.take(mixed(own, shares(voice)), Path(folder) / "voice")
+                espeak.take(mixed(own, shares(voice)))
             made[place] = picture(espeak.say(sentences[sentence]), size)
         return Utterances(made, espeak.version)
 

@@ -85,6 +85,8 @@ class AveragedConv2d(nn.Conv2d):
 class FedEmbedSpeech(ImageNetwork):
     """The speech network of FedEmbed's Appendix B.2: three convolutions and a dense layer, each with LayerNorm.
 
+    Bytes are taken to -2 ... 2: from 0 ... 1 it needs three times as many steps.
+
     Its sizes add up to the printed ones on spectrograms of 200 bands and 375 frames (16 x 50 x 41, 32 x 7 x 6 and
     64 x 3 x 3, hence 576) if the first convolution is padded by one, which is not printed. Smaller spectrograms do as
     well, from 83 x 135 on. The heads cannot have the printed 92 inputs, those of MNIST's network: 256 features and an
@@ -108,7 +110,7 @@ class FedEmbedSpeech(ImageNetwork):
 
     def prepare(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.frames, self.bands).transpose(1, 2).contiguous()  # stored with frames first
-        return channels_last(Network.prepare(self, rows)[:, None])
+        return channels_last(4 * Network.prepare(self, rows)[:, None] - 2)  # about -2 to 2, as SpectrogramCNN's
 
     def _sizes(self) -> list[tuple[int, int]]:
         """Lines and columns after each of the three LayerNorms."""
