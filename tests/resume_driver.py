@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bespoke.data.changes import periods
 from bespoke.data.sources import load_source
 from bespoke.data.splits import cross_silo
 from bespoke.engines.engine import Choice, Engine
@@ -28,11 +29,14 @@ from bespoke.models.task import Regression
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import SmallDitto
+from small_worlds import changing
 
 CONFIG = 'label = "killed"\n'
 
 
 def experiment(plan: str) -> Experiment:
+    if plan == "changes":
+        return _changing()
     population = load_source("synthetic", clients=12, examples=10, features=3, uneven=0.8, seed=1)
     split = cross_silo(population, (0.6, 0.2, 0.2), seed=1)
     task = Regression(Linear(3))
@@ -44,6 +48,16 @@ def experiment(plan: str) -> Experiment:
     return Experiment(
         plan, population, split, task, (first, last), "mse", seed=3, cohort=4, evaluate_every=2,
         sampling={"dropout": 0.2},
+    )  # fmt: skip
+
+
+def _changing() -> Experiment:
+    """Rows change after rounds 2 and 5, and clients come that were not there."""
+    *earlier, last = periods(changing(), lambda rows: cross_silo(rows, (0.6, 0.2, 0.2), seed=1))
+    task = Regression(Linear(2))
+    return Experiment(
+        "changes", last.population, last.split, task, (Stage(SmallDitto(task, lr=0.05, batch_size=4), 7),), "mse",
+        seed=3, cohort=4, evaluate_every=2, earlier=tuple(earlier),
     )  # fmt: skip
 
 
@@ -137,12 +151,13 @@ def play(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     # compile the descent here, once for all children
-    ready = experiment("ditto")
-    params = ready.task.init(0)
-    with Engine(ready.population, choice(0)) as engine:
-        for stage in ready.stages:
-            engine.open(ClientWork(stage.method, ready.split.train), params)
-            engine.round(stage.method.init_server(params), np.arange(4), 0)
+    for plan in ("ditto", "changes"):
+        ready = experiment(plan)
+        params = ready.task.init(0)
+        with Engine(ready.population, choice(0)) as engine:
+            for stage in ready.stages:
+                engine.open(ClientWork(stage.method, ready.split.train), params)
+                engine.round(stage.method.init_server(params), np.arange(4), 0)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(play(json.loads(line))), flush=True)

@@ -83,7 +83,7 @@ Reference = tuple[dict[str, bytes], list[str], float]
 def references(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     """Each plan run to its end: its files, its events, and how long it took."""
     found: dict[str, Reference] = {}
-    for plan in ("ditto", "finetune"):
+    for plan in ("ditto", "finetune", "changes"):
         folder = tmp_path_factory.mktemp(plan)
         done = driver.run(folder / "run", plan, census=str(folder / "census.json"))
         assert done["code"] == 0
@@ -102,7 +102,7 @@ def test_two_runs_are_identical(driver: Driver, references: dict[str, Reference]
         assert_identical(contents(tmp_path / plan), expected, plan)
 
 
-@pytest.mark.parametrize(("plan", "kills"), [("ditto", 14), ("finetune", 5)])
+@pytest.mark.parametrize(("plan", "kills"), [("ditto", 14), ("finetune", 5), ("changes", 8)])
 def test_killed_from_inside(
     driver: Driver, references: dict[str, Reference], tmp_path: Path, plan: str, kills: int
 ) -> None:
