@@ -4,12 +4,14 @@ bespoke compare benchmarks/motley/school.toml --out runs/motley-school         a
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
+python benchmarks/fedembed/changes.py --out runs/fedembed-changes
 python benchmarks/results.py
 """
 
 import argparse
 from pathlib import Path
 
+import results_changes
 import results_fedembed
 import results_groups
 import results_motley
@@ -39,6 +41,8 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_wake_word.section(runs / "self-fl-wake-word"))
     fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice")]
     found += [results_fedembed.section(folder) for folder in fedembed if any(folder.glob("*/compare.json"))]
+    if (runs / "fedembed-changes" / "compare.json").exists():
+        found.append(results_changes.section(runs / "fedembed-changes"))
     return found
 
 

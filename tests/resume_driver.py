@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bespoke.data.changes import periods
 from bespoke.data.sources import load_source
 from bespoke.data.splits import cross_silo
 from bespoke.engines.engine import Choice, Engine
@@ -25,14 +26,28 @@ from bespoke.engines.host import ClientWork
 from bespoke.methods import FedAvg, FineTune
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
+from bespoke.privacy.accounting import gaussian_epsilon
+from bespoke.privacy.budget import Account
+from bespoke.privacy.gaussian import Gaussian
+from bespoke.privacy.settings import PrivacyConfig
 from bespoke.rounds import Experiment, Run, Stage
 from bespoke.runfolder import RunFolder
 from small_methods import SmallDitto
+from small_worlds import changing
 
 CONFIG = 'label = "killed"\n'
+PRIVATE: dict[str, dict[str, Any]] = {
+    "secret": {"noise": 1.0, "local_noise": 2.0},
+    "budget": {"local_noise": 2.0, "epsilon": gaussian_epsilon(4 / 2.0**2, 1e-2)},  # four messages of each client
+    "reproducible": {"noise": 1.0, "local_noise": 2.0, "reproducible": True, "adaptive": True},
+}
 
 
 def experiment(plan: str) -> Experiment:
+    if plan == "changes":
+        return _changing()
+    if plan in PRIVATE:
+        return _private(PRIVATE[plan], cohort=12 if plan == "budget" else 4)
     population = load_source("synthetic", clients=12, examples=10, features=3, uneven=0.8, seed=1)
     split = cross_silo(population, (0.6, 0.2, 0.2), seed=1)
     task = Regression(Linear(3))
@@ -44,6 +59,29 @@ def experiment(plan: str) -> Experiment:
     return Experiment(
         plan, population, split, task, (first, last), "mse", seed=3, cohort=4, evaluate_every=2,
         sampling={"dropout": 0.2},
+    )  # fmt: skip
+
+
+def _private(terms: dict[str, Any], cohort: int) -> Experiment:
+    """Two stages under noise; so many of twelve clients come to a round, and who is known."""
+    population = load_source("synthetic", clients=12, examples=10, features=3, uneven=0.8, seed=1)
+    split, task = cross_silo(population, (0.6, 0.2, 0.2), seed=1), Regression(Linear(3))
+    stages = tuple(
+        Stage(kind(task, lr=0.05, batch_size=4, weighting="uniform"), 3) for kind in (FedAvg, SmallDitto)
+    )  # fmt: skip
+    return Experiment(
+        "private", population, split, task, stages, "mse", seed=3, cohort=cohort, evaluate_every=2,
+        privacy=PrivacyConfig(clip=0.5, delta=1e-2, **terms),
+    )  # fmt: skip
+
+
+def _changing() -> Experiment:
+    """Rows change after rounds 2 and 5, and clients come that were not there."""
+    *earlier, last = periods(changing(), lambda rows: cross_silo(rows, (0.6, 0.2, 0.2), seed=1))
+    task = Regression(Linear(2))
+    return Experiment(
+        "changes", last.population, last.split, task, (Stage(SmallDitto(task, lr=0.05, batch_size=4), 7),), "mse",
+        seed=3, cohort=4, evaluate_every=2, earlier=tuple(earlier),
     )  # fmt: skip
 
 
@@ -98,16 +136,36 @@ class Events:
             with open(self.path / log, "a", encoding="utf-8") as file:
                 file.write(text[: len(text) // 2])
 
+        def half_an_attempt(self: Account, place: int, number: int, what: str) -> None:
+            with open(self.folder / "attempts.jsonl", "a", encoding="utf-8") as file:
+                file.write(f'\n{{"stage": {place}, "rou')
+
+        Account.attempt = wrapped("attempt", Account.attempt, half_an_attempt)  # type: ignore[method-assign]
         os.replace = wrapped("replace", replace, half_written)
         os.truncate = wrapped("truncate", truncate, lambda *_: None)
         pathlib.Path.unlink = wrapped("unlink", unlink, lambda *_: None)  # type: ignore[method-assign]
         RunFolder.append = wrapped("append", append, half_a_line)  # type: ignore[method-assign]
 
 
+def watch_messages(path: pathlib.Path) -> None:
+    """Write down whose message of which round leaves a client, before anything else is done with it."""
+    before = Gaussian.client
+
+    def client(self: Gaussian, sent: Any) -> Any:
+        made = before(self, sent)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": sent.key, "clients": [str(key) for key in sent.clients]}) + "\n")
+        return made
+
+    Gaussian.client = client  # type: ignore[method-assign]
+
+
 def in_child(job: dict[str, Any]) -> None:
     # a worker process is started from this script's path: fork has not changed that
     events = Events(job.get("at"), job.get("when", "before"))
     events.install()
+    if job.get("messages"):
+        watch_messages(pathlib.Path(job["messages"]))
     run(job)
     if job.get("census"):
         pathlib.Path(job["census"]).write_text(json.dumps(events.seen))
@@ -137,12 +195,13 @@ def play(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     # compile the descent here, once for all children
-    ready = experiment("ditto")
-    params = ready.task.init(0)
-    with Engine(ready.population, choice(0)) as engine:
-        for stage in ready.stages:
-            engine.open(ClientWork(stage.method, ready.split.train), params)
-            engine.round(stage.method.init_server(params), np.arange(4), 0)
+    for plan in ("ditto", "changes"):
+        ready = experiment(plan)
+        params = ready.task.init(0)
+        with Engine(ready.population, choice(0)) as engine:
+            for stage in ready.stages:
+                engine.open(ClientWork(stage.method, ready.split.train), params)
+                engine.round(stage.method.init_server(params), np.arange(4), 0)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(play(json.loads(line))), flush=True)

@@ -21,40 +21,9 @@ from safetensors.torch import save_file
 from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.errors import UserError
 from bespoke.runfolder import Checkpoint, RunFolder, read_checkpoint
+from kills import KILLED, Driver, assert_identical, contents
 
-HERE = Path(__file__).resolve().parent
-KILLED = -signal.SIGKILL
-NOT_A_RESULT = ("timing.jsonl", ".lock")
 EVERYWHERE = os.environ.get("BESPOKE_KILLS") == "everywhere"  # every event, every way: minutes instead of seconds
-
-
-class Driver:
-    """Talks to the process that forks and kills."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "resume_driver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )  # fmt: skip
-        assert self._answer() == {"ready": True}
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, "the driver died"
-        return json.loads(line)
-
-    def run(self, folder: Path, plan: str, workers: int = 0, seconds: float = 0.0, **how: Any) -> dict[str, Any]:
-        """Run or resume; `at` and `when` kill from inside at an event, `delay` from outside after so many seconds."""
-        assert self.process.stdin is not None
-        job = {"folder": str(folder), "plan": plan, "workers": workers, "seconds": seconds, **how}
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(10)
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +33,6 @@ def driver() -> Iterator[Driver]:
     made.close()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a run but for wall times and the lock; half-written ones would show here too."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_A_RESULT)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def assert_identical(found: dict[str, bytes], expected: dict[str, bytes], story: str) -> None:
-    assert sorted(found) == sorted(expected), story
-    different = [name for name in expected if found[name] != expected[name]]
-    assert not different, f"{story}: {different}"
-
-
 Reference = tuple[dict[str, bytes], list[str], float]
 
 
@@ -83,7 +40,7 @@ Reference = tuple[dict[str, bytes], list[str], float]
 def references(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     """Each plan run to its end: its files, its events, and how long it took."""
     found: dict[str, Reference] = {}
-    for plan in ("ditto", "finetune"):
+    for plan in ("ditto", "finetune", "changes", "reproducible"):
         folder = tmp_path_factory.mktemp(plan)
         done = driver.run(folder / "run", plan, census=str(folder / "census.json"))
         assert done["code"] == 0
@@ -102,7 +59,7 @@ def test_two_runs_are_identical(driver: Driver, references: dict[str, Reference]
         assert_identical(contents(tmp_path / plan), expected, plan)
 
 
-@pytest.mark.parametrize(("plan", "kills"), [("ditto", 14), ("finetune", 5)])
+@pytest.mark.parametrize(("plan", "kills"), [("ditto", 14), ("finetune", 5), ("changes", 8), ("reproducible", 8)])
 def test_killed_from_inside(
     driver: Driver, references: dict[str, Reference], tmp_path: Path, plan: str, kills: int
 ) -> None:

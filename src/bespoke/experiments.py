@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from bespoke.config import ExperimentConfig, TransformConfig, check_stage
+from bespoke.data.changes import Period, periods
 from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
@@ -52,6 +53,7 @@ class Prepared:
 
     population: Population
     split: Split
+    earlier: tuple[Period, ...] = ()
 
 
 class Bench:
@@ -74,12 +76,18 @@ class Bench:
 
 def prepare(config: ExperimentConfig, raw: Population) -> Prepared:
     """Split the rows and standardize them by the training rows."""
-    split = make_split(raw, config)
-    _check_split(raw, split, config)
+    *earlier, last = periods(raw, lambda rows: make_split(rows, config))
+    for period in (*earlier, last):
+        _check_split(period.population, period.split, config)
     advice = raw.about.get("standardize", {"features": "none", "target": False})
     how = config.data.standardize or advice["features"]
-    population = standardize(raw, split.train, how, advice["target"])
-    return Prepared(population, _moved(split, population))
+    if earlier and (how != "none" or advice["target"]):
+        raise UserError(
+            f"data.standardize = {how!r}: the rows of {raw.about['name']} come and go, and means of rows that are not "
+            "there yet are not known; use 'none'"
+        )
+    population = standardize(last.population, last.split.train, how, advice["target"])
+    return Prepared(population, _moved(last.split, population), tuple(earlier))
 
 
 def build(
@@ -103,6 +111,7 @@ def build(
         _check_fit(stages[-1].method, task, population, f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     _check_groups(population, stages)
+    _check_changes(config, prepared.earlier, sum(stage.rounds for stage in stages))
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
@@ -132,6 +141,7 @@ def build(
         watched=config.watched,
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
+        earlier=prepared.earlier,
     )
 
 
@@ -171,6 +181,20 @@ def _check_groups(population: Population, stages: Sequence[Stage]) -> None:
                 "none; name a table's group column (--group COLUMN, or group in [data]), or put a stage before it "
                 f"that finds groups: {', '.join(finders)}"
             )
+
+
+def _check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: int) -> None:
+    """Rows that come and go: the last of them have to be trained on, and how much noise hides them is not known."""
+    if earlier and earlier[-1].until >= rounds:
+        raise UserError(
+            f"the rows of {config.data.source} change after round {earlier[-1].until}, and there are {rounds} rounds "
+            "in all; train longer, or change them earlier (data.options)"
+        )
+    if earlier and config.privacy is not None:
+        raise UserError(
+            f"[privacy] accounts for clients that may come in every round, and those of {config.data.source} come and "
+            "go; leave one of the two out"
+        )
 
 
 def _check_fit(method: Method, task: Any, population: Population, where: str) -> None:

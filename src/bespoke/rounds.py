@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.arrays import write_text
+from bespoke.data.changes import FOREVER, Period
 from bespoke.data.population import Population
-from bespoke.data.splits import Query, Split, Support, Validation
+from bespoke.data.splits import Query, Split, Support, Train, Validation
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine, RoundResult, broadcast_bytes, choose
 from bespoke.engines.host import ClientWork, Scores
@@ -41,6 +43,7 @@ Ints = NDArray[np.int64]
 AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
 Lines = dict[str, dict[str, Any]]  # what is to be written, by log
+Point = dict[str, dict[str, float | None]]  # of the learning curve
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
 
 
@@ -94,6 +97,7 @@ class Experiment:
     watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
     engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
     config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
+    earlier: tuple[Period, ...] = ()  # where rows come and go: before `population` and `split`, which are the last
 
     @property
     def lower_is_better(self) -> bool:
@@ -107,10 +111,19 @@ class Experiment:
             groups = torch.from_numpy(given)
         return Setting(seed, len(self.population), len(self.split.train.clients), groups)
 
-    def sampler(self, place: int, secret: int = 0) -> Sampler:
+    def sampler(self, place: int, secret: int = 0, train: Train | None = None) -> Sampler:
         """Who comes to the rounds of a stage; `secret` makes it more than a function of the seed."""
         seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
-        return Sampler(self.split.train, seed, self.cohort, **self.sampling)
+        return Sampler(train or self.split.train, seed, self.cohort, **self.sampling)
+
+    @cached_property
+    def periods(self) -> tuple[Period, ...]:
+        return (*self.earlier, Period(FOREVER, self.population, self.split))
+
+    def period(self, place: int, number: int) -> int:
+        """In which of them a round of a stage falls."""
+        done = sum(stage.rounds for stage in self.stages[:place])
+        return next(i for i, period in enumerate(self.periods) if done + number <= period.until)
 
 
 @dataclass
@@ -137,6 +150,7 @@ class Run:
         self.state: State = {}  # of the transforms, on the server: for the next round, and
         self.used: State = {}  # in the last one
         self.account: Account | None = None
+        self.now = self.experiment.periods[0]  # the rows there are
 
     # -- the whole -----------------------------------------------------------------------------------------------------
     def run(self) -> dict[str, Any]:
@@ -151,7 +165,7 @@ class Run:
         params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
         start: Tree = {"params": params}
         self.account = self._accounted()
-        with Engine(experiment.population, self._choice(params)) as engine:
+        with Engine(self.now.population, self._choice(params)) as engine:
             self.engine = engine  # studies look at clients' private state after a round
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
@@ -199,14 +213,14 @@ class Run:
     # -- one stage -----------------------------------------------------------------------------------------------------
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
-        engine.open(ClientWork(method, experiment.split.train, experiment.transforms), params)
+        engine.open(ClientWork(method, self.now.split.train, experiment.transforms), params)
         rounds = stage.rounds
         if self.account:
             self.account.resume(place, found.round if found else 0)
         if self.account and rounds:
             self.account.look(place, engine.template())
             rounds = self.account.rounds(place)
-            engine.open(ClientWork(method, experiment.split.train, self.account.around(place)), params)
+            engine.open(ClientWork(method, self.now.split.train, self.account.around(place)), params)
         self.state = engine.start()
         server, begin = method.init_server(params, experiment.setting(place, start)), 0
         if found is None or found.round < 0:
@@ -237,18 +251,20 @@ class Run:
             self._clear_private()  # segments of a checkpoint that was never finished
             if begin < stage.rounds or stage is experiment.stages[-1]:  # else nobody asks for it any more
                 engine.load_private([self.folder.path / "private" / name for name in self.segments])
+        self._enter(engine, place, max(begin, 1))
         if not stage.rounds:
             return server
         self.progress.begin(f"{self.title or experiment.label}: {method.name}", rounds, begin)
         account = self.account
-        sampler = self._sampler(place, method, server)
+        samplers = [self._sampler(place, method, server, period.split.train) for period in experiment.periods]
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
-        coming = sampler.draw(begin + 1)
+        coming = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
         for number in range(begin + 1, rounds + 1):
             began = time.monotonic()
-            draw, coming = coming, sampler.draw(number + 1)
+            draw, coming = coming, samplers[experiment.period(place, number + 1)].draw(number + 1)
+            change = self._watch(engine, method, server) if self._enter(engine, place, number) else None
             outcome = None
             if account:
                 account.attempt(place, number, "begun")
@@ -259,7 +275,7 @@ class Run:
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
-            note = self._log(engine, place, method, number, draw, outcome, server, last=number == rounds)
+            note = self._log(engine, place, method, number, draw, outcome, server, number == rounds, change)
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
             self.progress.advance(1, note)
             self.after_round(place, number)
@@ -272,12 +288,21 @@ class Run:
         self._share(place, stage, server)
         return server
 
-    def _sampler(self, place: int, method: Method, server: Tree) -> Sampler | SideBySide:
+    def _enter(self, engine: Engine, place: int, number: int) -> bool:
+        """Come to the rows of a round; whether they are others than before."""
+        period = self.experiment.periods[self.experiment.period(place, number)]
+        changes = period is not self.now
+        if changes:
+            self.now = period
+            engine.move(period.split.train)
+        return changes
+
+    def _sampler(self, place: int, method: Method, server: Tree, train: Train) -> Sampler | SideBySide:
         """Who takes part: a cohort of all clients, or a cohort of each group."""
-        experiment, groups = self.experiment, method.groups(server)
-        sampler = experiment.sampler(place, self.account.cohort_key if self.account else 0)
+        groups = method.groups(server)
+        sampler = self.experiment.sampler(place, self.account.cohort_key if self.account else 0, train)
         if method.everyone:
-            sampler = replace(sampler, size=len(experiment.split.train.clients), sampling="full")
+            sampler = replace(sampler, size=len(train.clients), sampling="full")
         return sampler if groups is None or method.everyone else sampler.by_group(groups.numpy())
 
     def _save(self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None) -> None:
@@ -298,14 +323,18 @@ class Run:
 
     def _log(
         self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
-        server: Tree, last: bool = False,
+        server: Tree, last: bool = False, change: Point | None = None,
     ) -> str:  # fmt: skip
-        """Write the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar."""
+        """Write the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar.
+
+        change: the scores before the round on rows that are new in it.
+        """
         experiment = self.experiment
         every = experiment.evaluate_every
-        validation = None
+        seen: Point = {}
         if number == 0 or last or (every and number % every == 0):
-            validation = self._watch(engine, method, server)
+            seen = self._watch(engine, method, server)
+        validation = seen.get("validation")
         entry = self.ledger.round(place, number, method, draw, outcome)
         if self.account and outcome:
             entry["noise"] = self.account.noise(place, self.used)
@@ -318,7 +347,8 @@ class Run:
             "clients": len(outcome.cohort.clients) if outcome else 0, "excluded": excluded,
             "dropped": len(draw.contacted) - len(draw.reported) if draw else 0,
             **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
-            "examples": outcome.examples if outcome else 0, "validation": validation,
+            "examples": outcome.examples if outcome else 0, "validation": None, **seen,
+            **({"change": change} if change else {}),
             **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
             **({"privacy": spent} if spent else {}),
         }}  # fmt: skip
@@ -337,12 +367,15 @@ class Run:
         for log, entry in lines.items():
             self.folder.append(log, entry)
 
-    def _watch(self, engine: Engine, method: Method, server: Tree) -> dict[str, float | None] | None:
-        """A point of the learning curve: means over some validation clients, and the score weighted by their rows."""
-        selection = self.experiment.split.selection
+    def _watch(self, engine: Engine, method: Method, server: Tree) -> Point:
+        """A point of the learning curve: means over some validation clients, and the score weighted by their rows.
+
+        Where rows come and go it has each of these clients' scores besides: whom a change hits is the question then.
+        """
+        selection = self.now.split.selection
         clients = selection.validation.clients
         if not len(clients):
-            return None
+            return {}
         if len(clients) > self.experiment.watched:
             random = generator("watched", self.experiment.seed)
             clients = np.sort(random.choice(clients, self.experiment.watched, replace=False))
@@ -354,14 +387,18 @@ class Run:
         metric, rows = self.experiment.metric, selection.validation.sizes(clients)
         values = validation.at(picked, metric)
         means[f"weighted_{metric}"] = float(np.nansum(values * rows) / rows[~np.isnan(values)].sum())
-        return {m: value if np.isfinite(value) else None for m, value in means.items()}
+        point: Point = {"validation": {m: _number(value) for m, value in means.items()}}
+        if self.experiment.earlier:
+            ids = self.experiment.population.ids
+            point["watched"] = {ids[client]: _number(value) for client, value in zip(clients, values)}
+        return point
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def _examine(
         self, engine: Engine, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False
     ) -> dict[str, AnyScores]:
         """Scores of every candidate of these clients; `tell` moves the progress bar by a client each."""
-        split = self.experiment.split
+        split = self.now.split
         key = int(mix("personalize", self.experiment.seed))
         support = split.selection.support if "query" not in parts else split.test.support
         if engine.work.method.choose == "support":
@@ -410,6 +447,7 @@ class Run:
     def _finish(self, engine: Engine, server: Tree, params: Params) -> dict[str, Any]:
         experiment = self.experiment
         split, method = experiment.split, experiment.stages[-1].method
+        self._enter(engine, len(experiment.stages), 1)  # a stage that was taken over did not come to its last rows
         names = method.candidates()
         parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
         clients = split.test.query.clients

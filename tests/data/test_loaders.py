@@ -47,6 +47,17 @@ def test_movielens_preferences_are_the_ratings_cut_at_four_stars():
     assert isinstance(build_task(liked.about), Classification)
 
 
+def test_the_kind_of_a_film_is_the_rarest_of_its_genres():
+    genres = {"genre Comedy": np.array([1, 1, 1, 0]), "genre Drama": np.array([0, 1, 1, 1]), "genre War": [0, 0, 1, 0]}
+    assert rdatasets_tables._rarest(genres).tolist() == [0, 0, 2, 1]  # as many of both: the first
+    found = load_source("movielens-preferences")
+    names, x = found.about["kinds"], found.columns["x"]
+    assert found.columns["kind"].max() < len(names) == 20
+    for row in (0, 777, 99999):
+        place = found.about["features"].index(f"genre {names[int(found.columns['kind'][row])]}")
+        assert x[row, place] == 1
+
+
 def test_favourite_genres_by_hand():
     """The half that was rated first counts: in it Ann likes dramas and no comedy, Bob comedies; then they change."""
     drama = [1, 1, 0, 0]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from bespoke.data.changes import periods
 from bespoke.data.population import Population
 from bespoke.data.preferences import PARTS
 from bespoke.data.sources import load_source
@@ -116,3 +117,50 @@ def test_the_real_digits(real_data: Path) -> None:
     found = load_source("mnist-preferences", number=100)
     assert found.columns["x"].shape == (3000, 784)
     assert found.columns["kind"].unique().tolist() == list(range(10))
+
+
+# -- preferences that change, sub-populations that come late -----------------------------------------------------------
+def test_some_users_come_to_like_another_digit_and_some_come_late(folder: Path) -> None:
+    write_mnist(folder)
+    plain = load_source("mnist-preferences", number=200)
+    whole = load_source("mnist-preferences", number=200, change=0.25, change_after=5, late=2, late_after=9)
+    first, second, third = (period.population for period in periods(whole, cross_silo))
+    changed = np.array(["to" in name for name in whole.ids])
+    late = np.array([name[0] in "89" for name in whole.ids])
+    assert 20 <= changed.sum() <= 60  # a quarter of 160
+    assert not (changed & late).any()
+    assert first.sizes().tolist() == second.sizes().tolist() == np.where(late, 0, 30).tolist()
+    assert third.sizes().tolist() == [30] * 200
+    for population, place in ((first, 0), (third, -1)):  # named by what they like first and in the end
+        liked = np.repeat([int(name.split("-")[0].split("to")[place]) for name in whole.ids], population.sizes())
+        assert torch.equal(torch.from_numpy(liked) == population.columns["kind"], population.columns["y"] == 1)
+    assert not any("to8" in name or "to9" in name for name in whole.ids)  # nobody yet likes what late users like
+    kept = second.columns["x"][torch.from_numpy(np.repeat(~changed, second.sizes()))]
+    before = first.columns["x"][torch.from_numpy(np.repeat(~changed, first.sizes()))]
+    assert torch.equal(kept, before)  # who does not change has the same images
+    theirs = {name: numbers(plain)[i].tolist() for i, name in enumerate(plain.ids)}
+    mine = {name: numbers(third)[i].tolist() for i, name in enumerate(third.ids)}
+    assert all(mine[name] == theirs[name] for name in mine if "to" not in name)  # as had nobody changed
+
+
+def test_nobody_is_ever_tested_on_what_somebody_trains_on(folder: Path) -> None:
+    write_mnist(folder)
+    whole = load_source("mnist-preferences", number=200, change=0.5, change_after=5)
+    image = numbers(whole)  # users with changed preferences have two lines
+    train, choose, test = (set(part.flatten().tolist()) for part in image.split(PARTS, 1))
+    assert not (train | choose) & test
+    assert not train & choose
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"change": 1.5, "change_after": 3}, "change = 1.5 is a share"),
+        ({"late": 9, "late_after": 3}, "late = 9 a number of digits, 0 to 8"),
+        ({"change": 0.5}, "change = 0.5 needs change_after"),
+        ({"late_after": 5}, "late = 0 needs late_after"),
+    ],
+)
+def test_changes_that_cannot_be(options: dict[str, float], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_source("mnist-preferences", **options)

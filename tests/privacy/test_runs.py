@@ -52,6 +52,12 @@ def server(folder: Path) -> dict[str, torch.Tensor]:
     return found.server["params"]
 
 
+def server_or_none(folder: Path) -> dict[str, torch.Tensor]:
+    found = RunFolder(folder).latest()
+    assert found is not None
+    return found.server.get("params", {})
+
+
 # -- every method --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
@@ -84,6 +90,23 @@ def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
     assert set(noise["sum"]) == {n for n, r in made.uplink.items() if r.name != "COUNT"}
     assert set(noise["sum"].values()) == {0.5}
     assert noise["client"] == {}
+
+
+@pytest.mark.parametrize("more", [{"adaptive": True}, {"clipping": "layer"}], ids=["adaptive", "by layer"])
+def test_a_method_that_shares_nothing_has_nothing_to_clip(more: dict[str, Any], tmp_path: Path) -> None:
+    """FedRep of a linear model: all of it is the client's head. What is sent is a bit that is the same for everyone."""
+    made = METHODS["fedrep"](PLACE.task, weighting="uniform")
+    for place, how in enumerate((LOOP, replace(LOOP, vectorized=True, chunk=4, gradient="func"))):
+        terms = {"noise": 1.0, "local_noise": 2.0, "reproducible": True, **more}
+        what = experiment(made, 3, privacy=terms)
+        found = Run(what, RunFolder.create(tmp_path / str(place), ""), how=how).run()
+        assert found["privacy"]["messages"]["epsilon"] == pytest.approx(gaussian_epsilon(3 / 4, DELTA))
+        assert found["clients"] == len(PLACE.split.test.query.clients)
+    assert server_or_none(tmp_path / "0") == {}
+    if "adaptive" in more:  # everyone is within any bound: it falls by about exp(-rate / 2) a round, up to the noise
+        bounds = [line["privacy"]["bound"] for line in lines(tmp_path / "0")[1:]]
+        assert bounds[0] == 0.5
+        assert len(set(bounds)) == 3
 
 
 def test_both_kinds_of_noise_add_up_where_the_sum_is_seen(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,13 @@ class Population:
             self.groups,
             self.about,
         )
+
+    def having(self, rows: NDArray[np.bool_]) -> Population:
+        """These rows alone; every client keeps its place, those without any too."""
+        before = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
+        kept = torch.from_numpy(np.flatnonzero(rows))
+        columns = {name: column[kept] for name, column in self.columns.items()}
+        return replace(self, columns=columns, offsets=before[self.offsets], reader=None)
 
     def fetch(self, clients: NDArray[np.int64], names: Sequence[str]) -> tuple[dict[str, Tensor], NDArray[np.int64]]:
         """Columns that hold these clients' rows, and how far each client's rows have moved in them.

@@ -25,28 +25,31 @@ Pools = Callable[[int], list[Ints]]  # a kind's rows to train, to choose, to be 
 
 
 @dataclass(frozen=True)
-class Users:
-    """What each user likes, and its rows: (users, ROWS) numbers of rows, their kinds and labels."""
+class Dealt:
+    """What users were dealt: (users, ROWS) numbers of rows, their kinds and labels."""
 
-    likes: Ints
     row: Ints
     kind: Ints
     label: Ints
 
 
-def deal(shares: Sequence[int], number: int, pools: Pools, seed: int) -> Users:
-    """`number` users, of whom `shares` like each kind, with rows from the pools of kinds."""
-    kinds = len(shares)
-    likes = _likes(shares, number)
+def liking(shares: Sequence[int], number: int) -> Ints:
+    """What each of `number` users likes: shares as given, in order of kind."""
+    ends = np.round(np.cumsum(shares) * number / sum(shares)).astype(np.int64)
+    return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+
+
+def deal(likes: Ints, kinds: int, pools: Pools, seed: int, when: str = "") -> Dealt:
+    """Rows from the pools of kinds, for users who like these; another `when` deals others."""
     label = np.tile([1, 0], ROWS // 2)  # alternating, so that every part has as many of both
     part = np.repeat(np.arange(len(PARTS)), PARTS)
-    kind = _kinds(likes, label, kinds, seed)
+    kind = _kinds(likes, label, kinds, f"kinds{when}", seed)
     row = np.empty(kind.shape, dtype=np.int64)
     for which in range(kinds):
         for place, pool in enumerate(pools(which)):
             slots = (kind == which) & (part == place)
-            row[slots] = _dealt(pool, int(slots.sum()), generator("deal", seed, which, place))
-    return Users(likes, row, kind, np.broadcast_to(label, row.shape))
+            row[slots] = _dealt(pool, int(slots.sum()), generator(f"deal{when}", seed, which, place))
+    return Dealt(row, kind, np.broadcast_to(label, row.shape))
 
 
 def parted(rows: Ints, random: np.random.Generator) -> list[Ints]:
@@ -55,16 +58,10 @@ def parted(rows: Ints, random: np.random.Generator) -> list[Ints]:
     return np.split(order, np.cumsum(PARTS)[:-1] * len(order) // ROWS)
 
 
-def _likes(shares: Sequence[int], number: int) -> Ints:
-    """What every user likes: shares as given, in order of kind."""
-    ends = np.round(np.cumsum(shares) * number / sum(shares)).astype(np.int64)
-    return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
-
-
-def _kinds(likes: Ints, label: Ints, kinds: int, seed: int) -> Ints:
+def _kinds(likes: Ints, label: Ints, kinds: int, purpose: str, seed: int) -> Ints:
     """(users, rows): the kind of every row; of those not liked each of the others is as likely."""
     user, place = np.indices((len(likes), len(label)), dtype=np.uint64)
-    step = 1 + np.floor((kinds - 1) * uniform("kinds", seed, user, place)).astype(np.int64)
+    step = 1 + np.floor((kinds - 1) * uniform(purpose, seed, user, place)).astype(np.int64)
     return np.where(label == 1, likes[:, None], (likes[:, None] + step) % kinds)
 
 

@@ -232,7 +232,7 @@ def cross_device(
         draw = uniform("split clients", seed, population.keys)
         role = np.where(draw < held_out[1], 2, np.where(draw < held_out[0] + held_out[1], 1, 0))
     enough = population.sizes() >= 2
-    training = np.flatnonzero(role == 0)
+    training = np.flatnonzero((role == 0) & (population.sizes() > 0))
     choosing, testing = (np.flatnonzero((role == r) & enough) for r in (1, 2))
     halves = (adapt, 1 - adapt)
     support, scored = (Part(i, halves, order, seed) for i in range(2))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bespoke.data.population import Population
-from bespoke.data.preferences import ROWS, deal, parted
+from bespoke.data.preferences import ROWS, deal, liking, parted
 from bespoke.data.sources import at_least, describe
 from bespoke.data.utterances import SENTENCES, SIZES, VOICES, Size, utterances
 from bespoke.errors import UserError
@@ -40,7 +40,8 @@ def load(
         raise UserError(f"option 'voices' of the source {NAME!r} is {voices}; there are {VOICES}")
     said = utterances(NAME, size, voices, sentences)
     pools = parted(np.arange(sentences), generator("sentences", seed))
-    dealt = deal(shares(users, voices), number, lambda voice: [voice * sentences + pool for pool in pools], seed)
+    likes = liking(shares(users, voices), number)
+    dealt = deal(likes, voices, lambda voice: [voice * sentences + pool for pool in pools], seed)
     kinds = [f"{voice:02d}" for voice in range(voices)]
     frames, bands = SIZES[size]
     columns: dict[str, Any] = {
@@ -58,8 +59,8 @@ def load(
             f"Voices are artificial: espeak-ng {said.espeak} said {sentences} sentences of Shakespeare in each.",
         ],
     )  # fmt: skip
-    names = np.array([f"{kinds[voice]}-{i:05d}" for i, voice in enumerate(dealt.likes)])
-    group = np.repeat([kinds[voice] for voice in dealt.likes], ROWS)
+    names = np.array([f"{kinds[voice]}-{i:05d}" for i, voice in enumerate(likes)])
+    group = np.repeat([kinds[voice] for voice in likes], ROWS)
     return Population.build(columns, np.repeat(names, ROWS), group=group, about=about)
 
 

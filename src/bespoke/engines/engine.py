@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.population import Population
-from bespoke.data.splits import Query, Support, Validation
+from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
@@ -84,8 +84,7 @@ class Engine:
         self.workers: list[Worker] = []
         self.host: Host | None = None
         if choice.workers:
-            self.folder = Path(tempfile.mkdtemp(prefix="bespoke-population-"))
-            population.save(self.folder)
+            self.folder = _saved(population)
             self.workers = [Worker(self.folder, mode) for _ in range(choice.workers)]
         else:
             self.host = Host(population, mode)
@@ -128,6 +127,17 @@ class Engine:
         self.work = work
         self.stateful = bool(work.method.init_private(params)) or work.remembers
         self._all("open", work, params)
+
+    def move(self, train: Train) -> None:
+        """Go on with other rows of the same clients; their private state stays where it is."""
+        self.population, self.work = train.population, replace(self.work, train=train)
+        if self.host:
+            self.host.move(train.population, train)
+            return
+        before, self.folder = self.folder, _saved(train.population)
+        self._all("move", self.folder, train)
+        if before:
+            shutil.rmtree(before, ignore_errors=True)
 
     def home(self, clients: Ints) -> Ints:
         """The worker that owns a client's private state."""
@@ -268,6 +278,13 @@ class Engine:
             for place, worker in enumerate(self.workers):
                 worker.start("load_private", path, set(clients[home == place].tolist()))
             self._answers()
+
+
+def _saved(population: Population) -> Path:
+    """A folder from which workers map the population."""
+    folder = Path(tempfile.mkdtemp(prefix="bespoke-population-"))
+    population.save(folder)
+    return folder
 
 
 def _some(rows: Ints | None, share: Ints) -> Ints | None:

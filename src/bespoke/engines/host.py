@@ -142,6 +142,11 @@ class Host:
         orders = Orders.draw(self.train_rows, client, method.batching(), 0)
         return zeros_like(method.client_round(down, method.init_private(self.params), orders.sliced(0))[1])
 
+    def move(self, population: Population, train: Train) -> None:
+        """From now on the same clients have these rows; what they hold besides is theirs and stays."""
+        self.population = population
+        self.train_rows, self.plan = self._held(train), None
+
     def tell(self, state: State) -> None:
         """What the server tells all clients of its transforms."""
         self.told = state

@@ -70,6 +70,10 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
                 work, params = arguments
                 host.open(_rebound(work, host.population), _tensors(params))
                 answer: Any = None
+            elif name == "move":
+                population = Population.open(arguments[0], resident=True)
+                host.move(population, _rebound(arguments[1], population))
+                answer = None
             elif name in ("train", "examine", "personal"):
                 shared, own, *rest = arguments
                 rest = [_rebound(value, host.population) for value in rest]

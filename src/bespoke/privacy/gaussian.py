@@ -114,7 +114,8 @@ class Gaussian(Transform):
         hidden, ones = self._finite({name: sent.up[name] for name in self.hidden}), {}
         bound = self.limit(sent.told)
         if self.adaptive is not None:
-            ones[BIT] = (norms(hidden) <= bound).float() - 0.5
+            within = norms(hidden) <= bound if leaves(hidden) else torch.ones(len(sent.clients))  # nothing is shared
+            ones[BIT] = within.float() - 0.5
         values = {**self._clipped(hidden, bound), **ones}
         for name, deviation in self.deviations(sent.told, "client").items():
             words = (sent.key, "client", name) if self.reproducible else None
@@ -135,7 +136,7 @@ class Gaussian(Transform):
             return {name: clipped(value, self.bound[name]) for name, value in hidden.items()}
         if not self.by_layer:
             return clipped(hidden, bound)
-        part = bound / math.sqrt(sum(1 for _ in leaves(hidden)))
+        part = bound / math.sqrt(max(len(leaves(hidden)), 1))
         return unflatten({name: clipped(leaf, part) for name, leaf in flatten(hidden).items()})
 
     # -- the server half -----------------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+"""What changing preferences and late users do to each method, for docs/results.md: from benchmarks/fedembed/changes.py.
+
+python benchmarks/results_changes.py runs/fedembed-changes
+"""
+
+import argparse
+from pathlib import Path
+
+from bespoke.reports.study import Table
+from fedembed.changes import BACK, COMMAND, Changes
+
+
+def markdown(table: Table) -> list[str]:
+    head, *rows = table
+    rule = "| --- |" + " ---: |" * (len(head) - 1)
+    return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def section(folder: Path) -> str:
+    found = Changes(folder)
+    options, about = found.options, found.about
+    rounds = about["methods"][0]["stages"][-1]["rounds"]
+    lines = [
+        "## Preferences that change, users who come late (FedEmbed's future work)",
+        "",
+        f"{options['number']} users of MNIST preferences, {about['cohort']} a round, {rounds} rounds, "
+        f"{len(about['seeds'])} seeds. After round {options['change_after']}, {options['change']:.0%} of the users who "
+        f"like one of the first {10 - options['late']} digits like another of these and have other images; after round "
+        f"{options['late_after']} the users of the last {options['late']} digits join. Accuracy on rows that nobody "
+        "trains on, the mean over users. Rates are those of the MNIST experiment.",
+        f"Command: `{COMMAND}` (with its figures: changes.html)",
+        "",
+        f"When preferences change; back: within {BACK} of what it was.",
+        "",
+        *markdown(found.change_table()),
+        "",
+        "When users come late:",
+        "",
+        *markdown(found.late_table()),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    print(section(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()
