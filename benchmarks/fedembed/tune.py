@@ -30,14 +30,13 @@ def main() -> None:
     asked = Comparison.read(HERE / f"{arguments.experiment}.toml", arguments.out)
     for label in arguments.methods or asked.methods:
         entry = Entry.of(label, asked.entries)
-        knobs = {name: value for name, value in entry.knobs.items() if name not in asked.grid.get(label, {})}
         experiment = {
             **asked.base,
             "seed": SEED,
             "evaluate_every": ROUNDS,
             "data": {**asked.base["data"], "options": {**asked.base["data"]["options"], "number": USERS}},
             "split": {"order": "stored", "fractions": [16 / 30, 4 / 30, 10 / 30]},
-            "stage": entry.stages(knobs, ROUNDS),
+            "stage": entry.stages(entry.knobs, ROUNDS),
         }
         found = tune(
             experiment, arguments.out / label, jobs=arguments.jobs, space={entry.method.name: asked.grid[label]}
