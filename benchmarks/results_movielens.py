@@ -35,12 +35,12 @@ def section(folder: Path) -> str:
     lines = [
         "## MovieLens: which users like which genres",
         "",
-        f"{about['data']['clients']} users, {about['data']['examples']:,} ratings: whether a film is liked (four stars or "
-        "more), by its genres and year. " + about["data"]["notes"][0],
+        f"{about['data']['clients']} users, {about['data']['examples']:,} ratings: whether a film is liked (four stars "
+        "or more), by its genres and year. " + about["data"]["notes"][0],
         "A user's earlier 60 % of ratings are trained on, the next 20 % choose rates, the last 20 % are tested; "
         f"{about['methods'][0]['stages'][-1]['rounds']} rounds of {about['cohort']} users (Clustered FL takes all), "
-        f"{len(about['seeds'])} seeds. F1 is the mean over users of the mean F1 of the two classes, ± its deviation over "
-        "seeds; better off: the part of users whose F1 is above what Global gives them.",
+        f"{len(about['seeds'])} seeds. F1 is the mean over users of the mean F1 of the two classes, ± its deviation "
+        "over seeds; better off: the part of users whose F1 is above what Global gives them.",
         "Commands: `bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens`, "
         "`bespoke analyze runs/fedembed-movielens --embeddings`",
         "",
