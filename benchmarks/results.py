@@ -5,6 +5,7 @@ bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         r
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes
+bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens
 python benchmarks/results.py
 """
 
@@ -15,6 +16,7 @@ import results_changes
 import results_fedembed
 import results_groups
 import results_motley
+import results_movielens
 import results_self_fl
 import results_wake_word
 from bespoke.errors import UserError
@@ -41,6 +43,8 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_wake_word.section(runs / "self-fl-wake-word"))
     fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice")]
     found += [results_fedembed.section(folder) for folder in fedembed if any(folder.glob("*/compare.json"))]
+    if (runs / "fedembed-movielens" / "compare.json").exists():
+        found.append(results_movielens.section(runs / "fedembed-movielens"))
     if (runs / "fedembed-changes" / "compare.json").exists():
         found.append(results_changes.section(runs / "fedembed-changes"))
     return found

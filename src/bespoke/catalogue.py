@@ -46,27 +46,28 @@ def print_methods(found: list[dict[str, Any]]) -> None:
     for column in ("method", "what it does", "a client ends up with", "the server learns"):
         table.add_column(column, overflow="fold")
     for method in found:
-        table.add_row(
-            method["name"], method["summary"], method["personal"], learned(method["reveals"], method["after"])
-        )
+        table.add_row(method["name"], method["summary"], method["personal"], learned(method))
     console = Console()
     console.print(table)
     console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
 
 
-def learned(reveals: dict[str, str], after: str = "") -> str:
-    """What the server learns, read off the fields that leave a client; `after`: the method before it."""
-    kinds = {"EACH": "every client's", "SUM": "sums of", "COUNT": "a count of clients by"}
-    found = {kind: [name for name, reveal in reveals.items() if reveal == kind] for kind in kinds}
-    nothing = f"nothing more than of {after} before it" if after else "nothing"
+def learned(method: dict[str, Any]) -> str:
+    """What the server learns, read off the fields that leave a client."""
+    sums = "each group's sums of" if method["by_group"] else "sums of"
+    kinds = {"EACH": "every client's", "SUM": sums, "COUNT": "a count of clients by"}
+    found = {kind: [name for name, reveal in method["reveals"].items() if reveal == kind] for kind in kinds}
+    nothing = f"nothing more than of {method['after']} before it" if method["after"] else "nothing"
     return "; ".join(f"{kinds[kind]} {', '.join(names)}" for kind, names in found.items() if names) or nothing
 
 
-def hidden(reveals: dict[str, str], after: str = "") -> str:
+def hidden(method: dict[str, Any]) -> str:
     """What [privacy] can do about it."""
-    each = [name for name, reveal in reveals.items() if reveal == "EACH"]
-    if not reveals:
-        return f"as {after} before it" if after else "nothing to hide: epsilon is 0"
+    each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
+    if not method["reveals"]:
+        return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
+    if method["by_group"]:
+        return "refused: there is no account for groups"
     if each:
         return (
             f"needs local_noise, for {', '.join(each)} of every client is seen; with noise on sums epsilon is infinite"
@@ -81,8 +82,8 @@ def print_method(method: dict[str, Any]) -> None:
     lines = {
         "sent to clients": "; ".join(f"{name}: {text}" for name, text in method["down"].items()) or "nothing",
         "leaves a client": "; ".join(f"{name}: {text}" for name, text in method["travels"].items()) or "nothing",
-        "the server learns": learned(method["reveals"], method["after"]),
-        "under \\[privacy]": hidden(method["reveals"], method["after"]),
+        "the server learns": learned(method),
+        "under \\[privacy]": hidden(method),
         "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
         or "the data; no other state",
         "personal model": method["personal"],

@@ -311,6 +311,7 @@ def describe(method: Method) -> dict[str, Any]:
         "down": method.downlink,
         "travels": {name: reveal.value for name, reveal in method.uplink.items()},
         "reveals": {name: reveal.name for name, reveal in method.uplink.items()},
+        "by_group": type(method).groups is not Method.groups,
         "private": method.private,
         "personal": method.personal,
         "unseen": method.unseen,

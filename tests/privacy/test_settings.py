@@ -10,12 +10,14 @@ import pytest
 
 from bespoke.catalogue import describe_methods, hidden, learned
 from bespoke.cli.compare import _terms
-from bespoke.comparison import Comparison
+from bespoke.comparison import NO_TASK, Comparison
 from bespoke.config import checked
 from bespoke.errors import UserError
 from bespoke.experiments import build, to_toml
+from bespoke.methods import METHODS
 from bespoke.metrics.guarantee import sentences
 from bespoke.metrics.summary import summarize
+from bespoke.privacy.settings import PrivacyConfig, check_fields
 from bespoke.reports.html import write_report
 from bespoke.tuning import Tuning, check_tune
 
@@ -86,16 +88,29 @@ def test_terms_of_the_command_line() -> None:
 
 
 def test_the_catalogue_says_what_the_server_learns() -> None:
-    found = {method["name"]: method["reveals"] for method in describe_methods()}
-    after = {method["name"]: method["after"] for method in describe_methods()}
+    found = {method["name"]: method for method in describe_methods()}
     assert learned(found["mocha"]) == "every client's delta"
     assert learned(found["fedavg"]) == "sums of delta, weight"
     assert learned(found["scaffold"]) == "sums of delta, control; a count of clients by weight"
     assert learned(found["local"]) == "nothing"
+    assert learned(found["group-fl"]) == "each group's sums of delta, weight"
+    assert learned(found["clustered-fl"]) == "every client's delta, weight"
+    assert learned(found["knn-per"]) == "nothing more than of fedavg before it"
     assert "local_noise" in hidden(found["mocha"])
-    assert hidden(found["local"], after["local"]) == "nothing to hide: epsilon is 0"
-    assert learned(found["knn-per"], after["knn-per"]) == "nothing more than of fedavg before it"
-    assert hidden(found["knn-per"], after["knn-per"]) == "as fedavg before it"
+    assert hidden(found["local"]) == "nothing to hide: epsilon is 0"
+    assert hidden(found["knn-per"]) == "as fedavg before it"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_the_catalogue_says_of_privacy_is_what_happens(name: str) -> None:
+    (found,) = describe_methods(name)
+    made = METHODS[name](NO_TASK)
+    try:
+        check_fields(PrivacyConfig(clip=1.0, noise=1.0), [made])
+        refused = False
+    except UserError:
+        refused = True
+    assert hidden(found).startswith("refused") == (refused and made.trains)
 
 
 # -- shown -------------------------------------------------------------------------------------------------------------
