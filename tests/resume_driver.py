@@ -1,8 +1,8 @@
 """Runs experiments in forked children and kills them: from outside after a while, or from inside at a chosen event.
 
 A process of its own that imports torch once and has no threads, so that it can fork. It reads a job (JSON) a line and
-answers with what became of it. Events are what the run does to its folder, numbered in order; a kill "at" an event
-comes before it, in the middle of it, or after it.
+answers with what became of it. Events are what the run does to its folder and messages that leave clients, numbered in
+order (or those of a kind); a kill "at" an event comes before it, in the middle of it, or after it.
 """
 
 from __future__ import annotations
@@ -98,14 +98,16 @@ def run(job: dict[str, Any]) -> None:
 class Events:
     """Counts what is done to the folder, and dies at the event it was told."""
 
-    def __init__(self, at: int | None, when: str) -> None:
-        self.at, self.when = at, when
+    def __init__(self, at: int | None, when: str, kind: str | None = None) -> None:
+        self.at, self.when, self.kind = at, when, kind
         self.seen: list[str] = []
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def due(self, name: str) -> bool:
+        if self.kind not in (None, name):
+            return False
         self.seen.append(name)
         return len(self.seen) - 1 == self.at
 
@@ -140,6 +142,7 @@ class Events:
             with open(self.folder / "attempts.jsonl", "a", encoding="utf-8") as file:
                 file.write(f'\n{{"stage": {place}, "rou')
 
+        Gaussian.client = wrapped("message", Gaussian.client, lambda *_: None)  # type: ignore[method-assign]
         Account.attempt = wrapped("attempt", Account.attempt, half_an_attempt)  # type: ignore[method-assign]
         os.replace = wrapped("replace", replace, half_written)
         os.truncate = wrapped("truncate", truncate, lambda *_: None)
@@ -162,10 +165,10 @@ def watch_messages(path: pathlib.Path) -> None:
 
 def in_child(job: dict[str, Any]) -> None:
     # a worker process is started from this script's path: fork has not changed that
-    events = Events(job.get("at"), job.get("when", "before"))
-    events.install()
     if job.get("messages"):
         watch_messages(pathlib.Path(job["messages"]))
+    events = Events(job.get("at"), job.get("when", "before"), job.get("kind"))
+    events.install()
     run(job)
     if job.get("census"):
         pathlib.Path(job["census"]).write_text(json.dumps(events.seen))

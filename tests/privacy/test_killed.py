@@ -118,15 +118,14 @@ def test_secret_noise_is_never_charged_too_little(driver: Driver, events: list[s
 
 def test_a_budget_holds_however_often_the_run_is_killed(driver: Driver, tmp_path: Path) -> None:
     """Four messages of each client are allowed: what was sent twice is paid for by a round that is not made."""
-    assert driver.run(tmp_path / "whole", "budget", census=str(tmp_path / "census.json"))["code"] == 0
+    assert driver.run(tmp_path / "whole", "budget")["code"] == 0
     whole = RunFolder(tmp_path / "whole").result()
     assert whole is not None
     assert whole["rounds"] == 4
-    attempts = [at for at, event in enumerate(json.loads((tmp_path / "census.json").read_text())) if event == "attempt"]
-    for kills in ([attempts[3]], [attempts[1], attempts[1], attempts[1]]):  # rounds 2 and 1: their messages have left
+    for kills in ([5], [2, 2, 2]):  # twelve clients, four at a time: rounds 2 and 1, of which all messages have left
         watched = Watched(driver, tmp_path / str(len(kills)), "budget", model=MESSAGE)
         for at in kills:
-            assert not watched.run(at=at)
+            assert not watched.run(at=at, kind="message", when="after")
         assert watched.run()
         said, (released, messages) = watched.result(), watched.seen()
         assert messages <= 4 * MESSAGE
