@@ -81,7 +81,7 @@ class Espeak:
     def take(self, voice: Voice) -> None:
         """Speak with this voice from now on."""
         language = (self.data / LANGUAGE).read_text(encoding="utf-8")
-        with TemporaryFile() as file:  # by its number: of a path the library takes 60 characters
+        with TemporaryFile() as file:  # by its number: of a path the library takes 59 characters
             file.write(f"{language}\n{as_lines(voice)}".encode())
             file.seek(0)
             if self.library.espeak_SetVoiceByFile(f"/dev/fd/{file.fileno()}".encode()) != 0:
