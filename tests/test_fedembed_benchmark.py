@@ -60,11 +60,16 @@ def test_tables_by_hand(tmp_path):
     found = {("imbalanced", "gaussian"): {"FedRep": [table, again]}}
     run = tmp_path / "imbalanced-gaussian" / "runs" / "FedRep-seed0"
     run.mkdir(parents=True)
-    (run / "result.json").write_text(json.dumps({"privacy": {"epsilon": 8.25}}))
+    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": 8.25}}}))
     lines = results_fedembed.overall(tmp_path, found, PAPER["table3"])
     assert lines[0] == "| method | imbalanced, gaussian: paper | ours |"
     assert lines[2] == "| FedRep | 0.49 ± 0.00 | 0.600 ± 0.000 (ε 8.25) |"
     assert lines[3] == "| PFedMe | 0.49 ± 0.03 | – |"
+    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": None}}}))
+    assert "(ε ∞)" in results_fedembed.overall(tmp_path, found, PAPER["table3"])[2]
+    assert results_fedembed.below(found, PAPER["table3"]) == ["", "No method is below the paper's mean."]
+    worse = {key: {"FedRep": [table.assign(query_f1=0.4)]} for key in found}
+    assert "FedRep (imbalanced, gaussian; by 0.09)" in results_fedembed.below(worse, PAPER["table3"])[1]
     parts = results_fedembed.by_part(found["imbalanced", "gaussian"], "gaussian", PAPER["table5"])
     assert parts[2] == "| FedRep | 0.47 | 0.750 ± 0.071 | 0.50 | 0.600 ± 0.000 | 0.49 | 0.300 ± 0.141 |"
     with pytest.raises(UserError, match="holds no comparison"):
