@@ -26,6 +26,7 @@ from bespoke.reports.study import Section, Table, line, plot, write_study
 HERE = Path(__file__).parent
 COMMAND = "python benchmarks/fedembed/changes.py"
 STAYED, CHANGED, LATE = "did not change", "changed", "came late"
+THERE = "were there"  # before the late ones: of both other kinds
 BACK = 0.03  # accuracy: as close to what it was counts as being back
 LOOKS = {
     "Global": ("m0", "solid"), "FedRep": ("m5", "dot"), "PFedMe": ("m4", "dot"), "PFedKM": ("m0", "dot"),
@@ -87,7 +88,9 @@ class Changes:
     def _means(self, watched: dict[str, float]) -> Means:
         by_kind: dict[str, list[float]] = defaultdict(list)
         for user, value in watched.items():
-            by_kind[kind_of(user, self.options["late"])].append(value)
+            kind = kind_of(user, self.options["late"])
+            for name in (kind,) if kind == LATE else (kind, THERE):
+                by_kind[name].append(value)
         return {kind: fmean(values) for kind, values in by_kind.items()}
 
     # -- what is said of a method ----------------------------------------------------------------------------------
@@ -125,10 +128,9 @@ class Changes:
         for label in self.labels:
             before, arrived = self.at(label, change), self.at(label, change, True)
             soon, end = self.at(label, first), self.at(label, every)
-            others = [fmean([means[STAYED], means[CHANGED]]) for means in (before, end)]
             rows.append([
                 label, f"{arrived[LATE]:.3f}", f"{soon[LATE]:.3f}", f"{end[LATE]:.3f}",
-                *(f"{value:.3f}" for value in others),
+                f"{before[THERE]:.3f}", f"{end[THERE]:.3f}",
             ])  # fmt: skip
         return rows
 

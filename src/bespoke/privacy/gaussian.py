@@ -134,9 +134,9 @@ class Gaussian(Transform):
     def _clipped(self, hidden: Tree, bound: float) -> Tree:
         if isinstance(self.bound, dict):
             return {name: clipped(value, self.bound[name]) for name, value in hidden.items()}
-        if not self.by_layer:
+        if not self.by_layer or not leaves(hidden):
             return clipped(hidden, bound)
-        part = bound / math.sqrt(max(len(leaves(hidden)), 1))
+        part = bound / math.sqrt(len(leaves(hidden)))
         return unflatten({name: clipped(leaf, part) for name, leaf in flatten(hidden).items()})
 
     # -- the server half -----------------------------------------------------------------------------------------------
