@@ -279,6 +279,9 @@ class LeNet(ImageNetwork):
         )
         return Assembled(features, nn.Linear(84, self.classes))
 
+    def prepare(self, x: Tensor) -> Tensor:
+        return 2 * super().prepare(x) - 1  # from -1 to 1, as in the tutorial
+
 
 class _Recurrent(nn.Module):
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
