@@ -132,6 +132,14 @@ def test_the_log_says_what_a_change_did_to_whom(tmp_path: Path) -> None:
     assert (result["clients"], result["rounds"]) == (10, 7)
 
 
+def test_the_same_clients_are_watched_all_along(tmp_path: Path) -> None:
+    run(experiment(watched=5), tmp_path)
+    there = [set(line["watched"]) for line in lines(tmp_path) if "watched" in line]
+    assert there[0] < there[-1]  # nobody is left out when others come
+    assert len(there[-1]) == 5
+    assert there[-1] - there[0] <= {"client 8", "client 9"}
+
+
 def test_without_changes_the_log_is_as_ever(tmp_path: Path) -> None:
     run(_plain(), tmp_path)
     assert not any("watched" in line or "change" in line for line in lines(tmp_path))

@@ -367,18 +367,25 @@ class Run:
         for log, entry in lines.items():
             self.folder.append(log, entry)
 
+    @cached_property
+    def _watched(self) -> Ints:
+        """Whom the learning curve is of: the same clients in all periods, as far as they are there."""
+        there = [period.split.selection.validation.clients for period in self.experiment.periods]
+        clients = np.unique(np.concatenate(there))
+        if len(clients) <= self.experiment.watched:
+            return clients
+        random = generator("watched", self.experiment.seed)
+        return np.sort(random.choice(clients, self.experiment.watched, replace=False))
+
     def _watch(self, engine: Engine, method: Method, server: Tree) -> Point:
         """A point of the learning curve: means over some validation clients, and the score weighted by their rows.
 
         Where rows come and go it has each of these clients' scores besides: whom a change hits is the question then.
         """
         selection = self.now.split.selection
-        clients = selection.validation.clients
+        clients = np.intersect1d(self._watched, selection.validation.clients, assume_unique=True)
         if not len(clients):
             return {}
-        if len(clients) > self.experiment.watched:
-            random = generator("watched", self.experiment.seed)
-            clients = np.sort(random.choice(clients, self.experiment.watched, replace=False))
         scores = self._examine(engine, server, clients, {"validation": selection.validation})
         validation = scores["validation"]
         assert isinstance(validation, ValidationScores)
