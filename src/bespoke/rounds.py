@@ -221,7 +221,7 @@ class Run:
             self.account.look(place, engine.template())
             rounds = self.account.rounds(place)
             engine.open(ClientWork(method, self.now.split.train, self.account.around(place)), params)
-        self.state = engine.start()
+        self.state, self.used = engine.start(), {}
         server, begin = method.init_server(params, experiment.setting(place, start)), 0
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
