@@ -1,9 +1,5 @@
-"""What changing preferences and late users do to each method, for docs/results.md: from benchmarks/fedembed/changes.py.
+"""What changing preferences and late users do to each method, for docs/results.md (benchmarks/fedembed/changes.py)."""
 
-python benchmarks/results_changes.py runs/fedembed-changes
-"""
-
-import argparse
 from pathlib import Path
 
 from bespoke.reports.study import Table
@@ -39,13 +35,3 @@ def section(folder: Path) -> str:
         *markdown(found.late_table()),
     ]
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    print(section(parser.parse_args().folder))
-
-
-if __name__ == "__main__":
-    main()

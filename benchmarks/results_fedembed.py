@@ -1,10 +1,5 @@
-"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed left.
+"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed left."""
 
-python benchmarks/results_fedembed.py runs/fedembed-mnist
-python benchmarks/results_fedembed.py runs/fedembed-voice
-"""
-
-import argparse
 import json
 import tomllib
 from dataclasses import dataclass
@@ -195,13 +190,3 @@ def section(folder: Path) -> str:
             *drawn,
         ]
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    print(section(parser.parse_args().folder))
-
-
-if __name__ == "__main__":
-    main()

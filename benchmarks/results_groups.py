@@ -1,14 +1,5 @@
-"""Writes the section "Groups" of docs/results.md: Group Personalized FL's claims beside ours, from run folders.
+"""The chapter "Groups" of docs/results.md: Group Personalized FL's claims beside ours, from run folders."""
 
-    bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97
-    bespoke compare benchmarks/groups/school.toml --out runs/groups-school
-    bespoke compare benchmarks/groups/shakespeare.toml --out runs/groups-shakespeare
-    python benchmarks/results_groups.py runs/groups-chem97 runs/groups-school runs/groups-shakespeare
-
-`groups(folders)` is the section as text, for results.py; run as a program it replaces the section, or adds it.
-"""
-
-import argparse
 import json
 import math
 import re
@@ -195,21 +186,3 @@ def _costs(study: Study, titles: dict[str, str]) -> list[str]:
         f"| --- |{' ---: |' * len(titles)}",
         *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()),
     ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="comparison folders")
-    parser.add_argument("--output", type=Path, default=Path("docs/results.md"))
-    arguments = parser.parse_args()
-    made = groups(arguments.folders)
-    text = arguments.output.read_text() if arguments.output.exists() else ""
-    before, found, after = text.partition(TITLE)
-    rest = re.search(r"^## ", after, re.MULTILINE) if found else None
-    kept = after[rest.start() :] if rest else ""
-    arguments.output.write_text("\n\n".join(filter(None, [before.rstrip(), made.rstrip(), kept.rstrip()])) + "\n")
-    print(f"wrote {arguments.output}")
-
-
-if __name__ == "__main__":
-    main()

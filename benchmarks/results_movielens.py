@@ -1,25 +1,16 @@
-"""Who likes which genres, for docs/results.md: FedEmbed and its baselines on MovieLens, and what the embeddings know.
+"""Who likes which genres, for docs/results.md: FedEmbed and its baselines on MovieLens, what the embeddings know."""
 
-bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens
-bespoke analyze runs/fedembed-movielens --embeddings
-python benchmarks/results_movielens.py runs/fedembed-movielens
-"""
-
-import argparse
 import json
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pandas as pd
 
 from bespoke.metrics.analyses import read_analyses
 from bespoke.metrics.clients import read_study
+from results_fedembed import shown
 
 METRICS = ("query_f1", "query_accuracy")
-
-
-def over_seeds(values: list[float]) -> str:
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 def section(folder: Path) -> str:
@@ -49,7 +40,7 @@ def section(folder: Path) -> str:
     ]
     base = [table.set_index("client")["query_f1"] for table in tables["Global"]]
     for label, found in tables.items():
-        means = [over_seeds([float(table[metric].mean()) for table in found]) for metric in METRICS]
+        means = [shown([float(table[metric].mean()) for table in found]) for metric in METRICS]
         better = [
             float((table.set_index("client")["query_f1"] > before.reindex(table["client"])).mean())
             for table, before in zip(found, base)
@@ -71,13 +62,3 @@ def section(folder: Path) -> str:
         f"{groups.iloc[0]:.1%} of users.",
     ]
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    print(section(parser.parse_args().folder))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
 """The part of docs/results.md on Self-FL: its figures and tables in numbers, beside those that the paper prints.
 
-    python benchmarks/results_self_fl.py runs
-
 `section(runs)` reads the folders runs/self-fl-* (see benchmarks/self_fl) and leaves out what has not been run.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
@@ -163,13 +160,3 @@ def section(runs: Path) -> str:
         if entry.name == "five-classes":
             parts += table_1(runs)
     return "\n\n".join(parts)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="?", default=Path("runs"), help="the folder that holds self-fl-...")
-    print(section(parser.parse_args().runs))
-
-
-if __name__ == "__main__":
-    main()

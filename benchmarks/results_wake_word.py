@@ -1,12 +1,8 @@
 """The section of docs/results.md on Self-FL's wake word: Tables 2, 4, 5 and 6, the paper's values beside ours.
 
-    python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word
-    python benchmarks/results_wake_word.py runs/self-fl-wake-word
-
 `section` makes it of files alone: `false_accepts.parquet`, `wake_word.json` and `devices/compare.json`.
 """
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,13 +213,3 @@ def order(counts: pd.DataFrame, rows: tuple[Row, ...], model: str) -> str:
             f"({apart.mean():+.2f} ± {spread(apart):.2f} by seed)"
         )
     return "Order:\n\n" + "\n".join(f"- {line}" for line in told)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    print(section(parser.parse_args().folder))
-
-
-if __name__ == "__main__":
-    main()

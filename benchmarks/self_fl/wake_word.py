@@ -1,7 +1,7 @@
 """Self-FL's wake-word experiments (Section 4.3, Appendices G.2, G.4, G.5) on Speech Commands: Tables 2, 4, 5 and 6.
 
     python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word
-    python benchmarks/results_wake_word.py runs/self-fl-wake-word
+    python benchmarks/results.py
 
 Three comparisons (five clients, all in every round; 20 clients at activity rates 0.25 and 0.1), each a folder as
 `bespoke compare` writes it, and two files: `false_accepts.parquet`, counts by method, seed, device type and state, and
