@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 
 def load(
-    partition: Partition = "power_law",
+    partition: Partition = "dirichlet",
     clients: int = 20,
     alpha: float = 0.5,
     per_client: int = 3,
