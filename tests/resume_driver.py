@@ -30,8 +30,9 @@ from bespoke.privacy.accounting import gaussian_epsilon
 from bespoke.privacy.budget import Account
 from bespoke.privacy.gaussian import Gaussian
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from small_methods import SmallDitto
 from small_worlds import changing
 

@@ -25,8 +25,9 @@ from bespoke.methods import FedAvg
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.randomness import mix
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from small_methods import SmallDitto
 from small_worlds import changing
 

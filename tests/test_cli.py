@@ -104,6 +104,7 @@ def test_compare_takes_a_table_nobody_prepared(here: Path, target: str, kind: st
 def test_groups_of_built_in_data_go_by_their_name() -> None:
     refused(bespoke("compare", "--group", "region"), "--group region", "chem97", "lea")
     refused(bespoke("compare", "--data", "movielens", "--group", "lea"), "movielens", "no groups")
+    refused(bespoke("compare", "movielens", "--group", "lea"), "movielens", "no groups")  # the same, said shorter
     refused(bespoke("compare", "--group", "lea", "--client", "school"), "--client", "of which table?")
 
 

@@ -20,8 +20,8 @@ from bespoke.deploy.personal import client_folder, export_personal, load_persona
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population
 from bespoke.methods import METHODS
-from bespoke.rounds import Experiment
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment
 from small_methods import SmallDitto
 
 CLIENTS = ("north", "south", "east", "über / 4", "tiny")

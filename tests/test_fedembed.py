@@ -30,8 +30,9 @@ from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.models.conditioned import Conditioned, diagonal_channel
 from bespoke.models.networks import CNN, LSTM, MLP, Linear
 from bespoke.models.task import Classification, LanguageModel, Regression
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import Params, Tree
 
 TASK = Regression(MLP(1, 1, (1,)), kinds=2)
@@ -261,6 +262,9 @@ def test_sums_move_the_map_to_the_mean_of_its_clients() -> None:
     server, heirs = som.learn(down, Cohort(sums, {}, (0, 1)))
     close(server["coming"], [[2.0], [50.0]])
     assert heirs.tolist() == [0, 1]
+    # half a client near the first, and by noise less than nobody near the second: no node is thrown out of the map
+    noisy = {**sums, "near": torch.tensor([0.5, -0.4]), "pull": torch.tensor([[1.5], [-2.0]])}
+    close(som.learn(down, Cohort(noisy, {}, (0, 1)))[0]["coming"], [[1.5], [48.0]])
 
 
 def test_heads_and_their_moments_go_where_their_clients_went() -> None:
@@ -276,6 +280,8 @@ def test_heads_and_their_moments_go_where_their_clients_went() -> None:
     assert torch.equal(new["params"]["heads.bias"], kept[0]["heads.bias"].flip(0))
     close(new["optimizer"]["moment"]["heads.bias"], [[18.0], [9.0]])
     assert method.observe(new, Cohort(sums, each, (0,))) == {"clients": [4, 6], "largest_share": 0.6}
+    noisy = {**sums, "overlap": torch.tensor([[-3.0, 1.0], [5.0, 0.6]])}
+    assert method.observe(new, Cohort(noisy, each, (0,))) == {"clients": [0, 6], "largest_share": 1.0}
 
 
 def test_nearest_takes_the_first_of_equals() -> None:

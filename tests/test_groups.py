@@ -28,10 +28,12 @@ from bespoke.methods.clustered_fl import cosines, divided
 from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.rounds import Experiment, Interrupted, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.sampling import Sampler
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import nbytes, take
+from bespoke.watcher import Interrupted
 
 LINE = Regression(Linear(1))
 LOOP = Choice(False, 1, 0, 1, "autograd", "")

@@ -22,9 +22,11 @@ from bespoke.methods import Ensemble, FedAvg, FineTune, HypCluster
 from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.models.networks import MLP, Linear
 from bespoke.models.task import Classification, Regression
-from bespoke.rounds import Experiment, Interrupted, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import flatten, nbytes, stack, take
+from bespoke.watcher import Interrupted
 
 LINE = Regression(Linear(1))
 NETWORK = Classification(MLP(3, 3, (4,)))

@@ -14,23 +14,28 @@ import bespoke
 PACKAGE = Path(bespoke.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# what may not be imported by whom: method <- methods, engines, privacy <- rounds <- cli
+# what may not be imported by whom: method <- methods, engines, privacy <- stages <- scoring <- rounds <- cli
+RUNS = ("stages", "scoring", "results", "rounds")
 FORBIDDEN = {
     "tensors.py": ("bespoke",),
     "randomness.py": ("bespoke",),
     "errors.py": ("bespoke",),
-    "methods": ("engines", "rounds", "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "models": ("engines", "methods", "rounds", "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
-    "data": ("engines", "methods", "rounds", "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
-    "engines": ("methods", "rounds", "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "privacy": ("methods", "rounds", "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "sampling.py": ("engines", "methods", "rounds", "cli"),
-    "selection.py": ("engines", "methods", "rounds", "cli"),
-    "runfolder.py": ("engines", "methods", "rounds", "cli"),
+    "methods": ("engines", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
+    "models": ("engines", "methods", *RUNS, "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
+    "data": ("engines", "methods", *RUNS, "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
+    "engines": ("methods", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
+    "privacy": ("methods", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
+    "sampling.py": ("engines", "methods", *RUNS, "cli"),
+    "selection.py": ("engines", "methods", *RUNS, "cli"),
+    "runfolder.py": ("engines", "methods", *RUNS, "cli"),
+    "watcher.py": ("bespoke",),
+    "stages.py": ("methods", "scoring", "results", "rounds", "runfolder", "cli", "config", "jobs", "deploy", "reports"),
+    "scoring.py": ("methods", "results", "rounds", "runfolder", "cli", "config", "jobs", "deploy", "reports"),
+    "results.py": ("methods", "engines", "rounds", "cli", "config", "jobs", "deploy", "reports"),
     "rounds.py": ("methods", "cli", "config", "jobs", "comparison", "tuning", "deploy", "reports"),
     "jobs.py": ("cli", "comparison", "tuning", "deploy", "reports"),
-    "reports": ("engines", "methods", "rounds", "cli"),  # they read run folders, never memory
-    "metrics": ("engines", "methods", "rounds", "cli", "reports"),
+    "reports": ("engines", "methods", *RUNS, "cli"),  # they read run folders, never memory
+    "metrics": ("engines", "methods", *RUNS, "cli", "reports"),
 }
 
 

@@ -19,8 +19,9 @@ from bespoke.methods import FedEmbed
 from bespoke.methods.assignment import SelfOrganizingMap
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from small_methods import LeakyDitto, SecretDitto
 from small_worlds import World, world
 

@@ -18,7 +18,7 @@ from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Setting
 from bespoke.methods import FedAvg, Scaffold
-from bespoke.rounds import Experiment, Stage
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import norm
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from small_worlds import BATCH, SIZES, world

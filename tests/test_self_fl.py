@@ -22,8 +22,9 @@ from bespoke.methods.descend import descend
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.privacy.ledger import Ledger
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import Params, Tree, flatten, nbytes, stack, tree_map
 from small_worlds import BATCH, FRACTIONS, SIZES, World, world
 
@@ -172,6 +173,27 @@ def test_weights_aggregation_and_spread_by_hand() -> None:
     for rows, weight in ((3, 0.5), (1, 0.25)):
         new, _ = made.client_round(down_at(0.0, 1.0, 1.0), private_at(made, 0.0), looks(0.0, rows))
         assert float(new["weight"]) == pytest.approx(weight)
+
+
+def test_variances_as_section_3_2_prints_them_by_hand() -> None:
+    """Sums of squares, not means: two clients' spread of 8 is 16; of three rounds, 2, 5 and 8, the variance 6 is 18.
+
+    With sigma_0^2 = 18 and sigma_m^2 = 18 the client weighs a half, as it would with 6 and 6.
+    """
+    made = SelfFL(TASK, variances="scatter")
+    ups = [made.message(at(d), number(u), looks(0.0, n)) for d, u, n in ((3.0, 0.5, 3), (-3.0, 0.25, 1))]
+    sums = tree_map(lambda leaf: leaf.sum(0), stack(ups))
+    found = made.server_round(made.init_server(at(10.0), Setting(0, 4)), Cohort(sums, {}, (0, 3)))
+    assert float(found["between"]) == pytest.approx(16.0)
+    assert float(found["total"]) == pytest.approx(1.5)
+    private = private_at(made, 8.0)
+    for model in (2.0, 5.0, 8.0):
+        private = {**private, **made.remember(private, at(model))}
+    for reading, variance in (("sample", 6.0), ("scatter", 18.0)):
+        found, known = replace(made, variances=reading).uncertainty(private, looks(0.0, 1))
+        assert (float(found), bool(known)) == (pytest.approx(variance), True)
+    new, _ = made.client_round(down_at(0.0, 18.0, 1.0), private, looks(0.0, 1))
+    assert float(new["weight"]) == pytest.approx(0.5)
 
 
 def test_weighting_by_examples_by_hand() -> None:

@@ -22,8 +22,9 @@ from bespoke.method import Cohort, Reveal, Setting
 from bespoke.methods import ClusteredSelfFL, SelfFL
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import Tree, flatten, stack, tree_map
 from small_worlds import BATCH, FRACTIONS, SIZES, owners, world
 
@@ -98,7 +99,7 @@ def test_clusters_by_uncertainty_are_equal_parts_in_the_order_of_weights() -> No
     assert {made.uplink[name] for name in ("delta", "weight", "spread")} == {Reveal.SUM}
 
 
-@pytest.mark.parametrize("knobs", [{}, {"between": 0.4, "within": 1.0}])
+@pytest.mark.parametrize("knobs", [{}, {"variances": "scatter"}, {"between": 0.4, "within": 1.0}])
 def test_with_everyone_there_it_is_the_client_level(knobs: dict[str, Any]) -> None:
     """All clients in every round: the mean over clusters by their weights is the mean over clients by theirs."""
     place = world("linear")

@@ -66,13 +66,12 @@ def hidden(method: dict[str, Any]) -> str:
     each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
     if not method["reveals"]:
         return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
-    if method["by_group"]:
-        return "refused: there is no account for groups"
     if each:
         return (
             f"needs local_noise, for {', '.join(each)} of every client is seen; with noise on sums epsilon is infinite"
         )
-    return "noise on the sum, on the client, or both"
+    where = "each group's sum" if method["by_group"] else "the sum"
+    return f"noise on {where}, on the client, or both"
 
 
 def print_method(method: dict[str, Any]) -> None:

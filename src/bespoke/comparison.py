@@ -26,11 +26,12 @@ from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.presets import Preset
 from bespoke.privacy.runs import together
-from bespoke.rounds import Experiment, Progress, Silent
 from bespoke.runfolder import FORMAT
 from bespoke.space import Space, grid, merged, probes, read_space
+from bespoke.stages import Experiment
 from bespoke.tensors import count
 from bespoke.tuning import Trial, best, folder_name, settled
+from bespoke.watcher import Progress, Silent
 
 NO_TASK: Any = None  # a method that is only described needs no task
 DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")

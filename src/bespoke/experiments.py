@@ -23,7 +23,7 @@ from bespoke.privacy.clip import Clip
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.settings import check_fields
 from bespoke.privacy.transform import Transform
-from bespoke.rounds import Experiment, Stage
+from bespoke.stages import Experiment, Stage
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
 SHARED = 2**28  # bytes of standardized rows kept for runs of the same split

@@ -27,8 +27,10 @@ from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.errors import UserError
 from bespoke.experiments import Bench, resolved, to_toml
 from bespoke.lanes import Lane
-from bespoke.rounds import Interrupted, Progress, Pruned, Run, Silent, engine_choice, stage_key
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import engine_choice, stage_key
+from bespoke.watcher import Interrupted, Progress, Pruned, Silent
 
 START_SECONDS = 4.0  # what starting processes costs; work that is shorter than twice that is done before they are up
 Result = dict[str, Any]

@@ -91,7 +91,7 @@ def _outcome(
 ) -> tuple[Any, ...]:  # fmt: skip
     """What became of a run, as plain values."""
     from bespoke.jobs import execute
-    from bespoke.rounds import Interrupted, Pruned
+    from bespoke.watcher import Interrupted, Pruned
 
     try:
         return "done", execute(job, bench, how, cache, relay, stop, judge)
@@ -184,7 +184,7 @@ class Lane:
 
 def _raised(kind: str, rest: list[Any], name: str) -> Exception:
     """What went wrong in the process, as the exception that it was there."""
-    from bespoke.rounds import Interrupted
+    from bespoke.watcher import Interrupted
 
     if kind == "stopped":
         return Interrupted(f"stopped in {name}")

@@ -48,12 +48,13 @@ class Sampler:
     among: Ints | None = None  # only these clients
 
     @cached_property
-    def _everyone(self) -> Ints:
+    def clients(self) -> Ints:
+        """Who may come."""
         return self.train.clients if self.among is None else self.among
 
     @cached_property
     def _cumulative(self) -> Ints:
-        return np.cumsum(self.train.sizes(self._everyone))
+        return np.cumsum(self.train.sizes(self.clients))
 
     def by_group(self, groups: Ints) -> SideBySide:
         """A cohort of its own for each group, all drawn like this one; `groups` of all clients, 0: not known."""
@@ -61,15 +62,15 @@ class Sampler:
         order = np.argsort(mine, kind="stable")
         members = np.split(self.train.clients[order], np.cumsum(np.bincount(mine))[:-1])
         return SideBySide(
-            tuple(
-                replace(self, seed=int(mix("group", self.seed, number)) & 0x7FFFFFFF, among=some)
+            {
+                number: replace(self, seed=int(mix("group", self.seed, number)) & 0x7FFFFFFF, among=some)
                 for number, some in enumerate(members)
                 if number and len(some)
-            )
+            }
         )
 
     def draw(self, round: int) -> Draw:
-        everyone = self._everyone
+        everyone = self.clients
         wanted = min(int(np.ceil(self.size * self.over_select - 1e-9)), len(everyone))
         places = self._places(round, wanted, len(everyone))
         contacted = everyone[np.sort(places)]
@@ -125,10 +126,10 @@ class Sampler:
 class SideBySide:
     """Cohorts of several groups of clients, drawn side by side."""
 
-    groups: tuple[Sampler, ...]
+    groups: dict[int, Sampler]  # by the group's number
 
     def draw(self, round: int) -> Draw:
-        drawn = [sampler.draw(round) for sampler in self.groups]
+        drawn = [sampler.draw(round) for sampler in self.groups.values()]
         nobody = [np.zeros(0, np.int64)]
         contacted, reported = ([getattr(one, who) for one in drawn] or nobody for who in ("contacted", "reported"))
         return Draw(np.sort(np.concatenate(contacted)), np.sort(np.concatenate(reported)))

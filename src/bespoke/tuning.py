@@ -25,7 +25,6 @@ from bespoke.jobs import Job, Jobs
 from bespoke.methods import METHODS
 from bespoke.presets import OWN, Preset, joined
 from bespoke.privacy.runs import together
-from bespoke.rounds import Progress, Silent
 from bespoke.runfolder import FORMAT, RunFolder
 from bespoke.space import (
     TUNABLE,
@@ -40,6 +39,7 @@ from bespoke.space import (
     stage_place,
     text,
 )  # fmt: skip
+from bespoke.watcher import Progress, Silent
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bespoke.analysis.finished import Finished
-from bespoke.rounds import Interrupted
+from bespoke.watcher import Interrupted
 from command import bespoke, plain_table, refused, write_csv
 
 Make = Callable[..., Path]

@@ -42,8 +42,9 @@ from bespoke.privacy.clip import Clip
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.transform import Transform
-from bespoke.rounds import Experiment, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
 from bespoke.tensors import flatten, subtract
 from small_methods import Silent, SmallDitto, Talkative
 from small_worlds import BATCH, FRACTIONS, SIZES, WORLDS, World, owners, spoiled, world
@@ -112,7 +113,8 @@ def messages(method: Method, kind: str) -> tuple[Transform, ...]:
     template = {name: reveal for name, reveal in method.uplink.items() if reveal is not Reveal.COUNT}
     counts = tuple(name for name in method.uplink if name not in template)
     adaptive = Adaptive(quantile=0.6)
-    return (Gaussian(tuple(template), 0.5, 0.02, 0.03, False, 5.0, counts, adaptive, reproducible=True),)
+    groups = {1: 3.0, 2: 2.0} if method.name == "group-fl" else {}
+    return (Gaussian(tuple(template), 0.5, 0.02, 0.03, False, 5.0, counts, adaptive, True, groups),)
 
 
 @cache
@@ -127,7 +129,7 @@ def _disguised() -> Iterator[tuple[str, str]]:
     """Methods with what may act on their messages. A linear model has no body: FedRep and PFedKM share none of it; and
     compression looks for clusters in the population, where this world has none."""
     for name, kind in every_method().items():
-        if kind.trains and kind.groups is Method.groups:  # privacy is refused to the others
+        if kind.trains:
             yield name, "noisy"
         if kind.trains and name not in ("fedrep", "pfedkm", "feature-groups", "self-fl-clustered"):
             yield name, "compressed"

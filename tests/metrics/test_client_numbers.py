@@ -15,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 
 from bespoke.errors import UserError
 from bespoke.metrics import clients as over
-from bespoke.metrics.clients import cells, gains, load_clients, read_study
+from bespoke.metrics.clients import cells, gains
+from bespoke.metrics.folders import load_clients, read_study
 
 values_of_clients = arrays(float, st.tuples(st.integers(1, 4), st.integers(1, 30)), elements=st.floats(-100, 100))
 

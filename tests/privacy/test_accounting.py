@@ -24,7 +24,7 @@ rates, noises, rounds = (st.sampled_from(values) for values in (RATES, NOISES, R
 def spent(kind: str, rate: float, noise: float, count: int) -> Spent:
     if kind == "known":
         return Spent(squared_mu=count / noise**2)
-    return Spent(kind, rate, {noise: count})  # type: ignore[arg-type]
+    return Spent(kind, {(rate, noise): count})  # type: ignore[arg-type]
 
 
 # -- against the library itself ------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ def test_without_replacement_is_the_library_s_with_twice_the_sensitivity() -> No
         neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE, orders=range(2, 33)
     )
     theirs = float(accountant.compose(event, 50).get_epsilon(DELTA))
-    ours = Spent("fixed", 0.01, {1.5: 50})
+    ours = Spent("fixed", {(0.01, 1.5): 50})
     assert ours.epsilon(DELTA) == pytest.approx(theirs, rel=1e-6)
     assert ours.by("pld") == "RDP"  # asked for PLD, of which there is none
     assert ours.epsilon(DELTA) > spent("poisson", 0.01, 1.5, 50).epsilon(DELTA, "rdp")
@@ -71,12 +71,12 @@ def test_known_cohorts_are_the_gaussian_mechanism() -> None:
 
 def test_mu_by_hand() -> None:
     """Poisson: q sqrt(T (e^(1/z^2) - 1)); its epsilon by duality is close to PLD's for many rounds."""
-    found = Spent("poisson", 0.01, {1.0: 1000})
+    found = Spent("poisson", {(0.01, 1.0): 1000})
     mu, exact = found.mu()
     assert not exact
     assert mu == pytest.approx(0.01 * math.sqrt(1000 * (math.e - 1)))
     assert gaussian_epsilon(mu**2, DELTA) == pytest.approx(found.epsilon(DELTA), rel=0.15)
-    fixed, _ = Spent("fixed", 0.01, {2.0: 1000}).mu()
+    fixed, _ = Spent("fixed", {(0.01, 2.0): 1000}).mu()
     assert fixed > mu / 10
 
 
@@ -127,6 +127,24 @@ def test_composing_adds_renyi_divergences(
     )
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_rates_that_differ_compose_as_the_library_composes_them(accountant: str) -> None:
+    """30 rounds of a hundredth of all, then 10 of half of a group: what a client of that group spends."""
+    found = spent("poisson", 0.01, 1.0, 30) + spent("poisson", 0.5, 2.0, 10)
+    assert found.rounds == {(0.01, 1.0): 30, (0.5, 2.0): 10}
+    theirs = (
+        dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+        if accountant == "pld"
+        else dp_accounting.rdp.RdpAccountant()
+    )
+    for rate, noise, count in ((0.01, 1.0, 30), (0.5, 2.0, 10)):
+        theirs.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), count)
+    assert found.epsilon(DELTA, accountant) == pytest.approx(float(theirs.get_epsilon(DELTA)), rel=1e-6)
+    assert found.mu()[0] ** 2 == pytest.approx(
+        spent("poisson", 0.01, 1.0, 30).mu()[0] ** 2 + spent("poisson", 0.5, 2.0, 10).mu()[0] ** 2
+    )
+
+
 @settings(max_examples=12)
 @given(rates, noises, st.sampled_from((1, 10, 100)))
 def test_pld_is_tighter_than_rdp_and_grows_with_rounds(rate: float, noise: float, count: int) -> None:
@@ -136,21 +154,21 @@ def test_pld_is_tighter_than_rdp_and_grows_with_rounds(rate: float, noise: float
 
 
 def test_infinite_nothing_and_what_cannot_be_composed() -> None:
-    reason = Spent("poisson", 0.1, {1.0: 3}, why=("a reason",))
+    reason = Spent("poisson", {(0.1, 1.0): 3}, why=("a reason",))
     assert reason.epsilon(DELTA) == math.inf
     assert (Spent() + reason).why == ("a reason",)
     assert Spent().epsilon(DELTA) == 0.0
-    assert Spent("poisson", 0.1, {0.0: 1}).epsilon(DELTA) == math.inf
+    assert Spent("poisson", {(0.1, 0.0): 1}).epsilon(DELTA) == math.inf
     assert Spent.from_json(reason.to_json()) == reason
     assert Spent.from_json(Spent(squared_mu=math.inf).to_json()).squared_mu == math.inf
     with pytest.raises(ValueError, match="cannot compose"):
-        Spent("poisson", 0.1, {1.0: 3}) + Spent("fixed", 0.1, {1.0: 3})
+        Spent("poisson", {(0.1, 1.0): 3}) + Spent("fixed", {(0.1, 1.0): 3})
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0, 30.0])
 def test_calibration_keeps_the_budget_and_wastes_little(epsilon: float) -> None:
     def cost(noise: float) -> float:
-        return Spent("poisson", 0.05, {noise: 50}).epsilon(DELTA, "rdp")
+        return Spent("poisson", {(0.05, noise): 50}).epsilon(DELTA, "rdp")
 
     found = calibrated(cost, epsilon, "noise")
     assert cost(found) <= epsilon < cost(found / 1.002)

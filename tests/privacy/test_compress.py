@@ -13,8 +13,10 @@ import torch
 from bespoke.engines.engine import Choice
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.transform import Sent
-from bespoke.rounds import Experiment, Interrupted, Run, Stage
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
+from bespoke.watcher import Interrupted
 from small_methods import SmallDitto
 from small_worlds import world
 

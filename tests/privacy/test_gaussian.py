@@ -92,6 +92,20 @@ def test_what_is_not_finite_is_sent_as_zeros_and_counts_are_public() -> None:
     assert float(ours.server(cohort, {}, 1)[0].sums["weight"]) == 6.5
 
 
+def test_sums_of_groups_by_hand() -> None:
+    """Every group's row is noised, whoever came; in place of counts stand public ones; nobody's rows stay still."""
+    ours = Gaussian(("delta",), 0.5, central=4.0, counts=("weight",), expected=5.0, groups={1: 2.0, 3: 3.0},
+                    adaptive=Adaptive(noise=100.0))  # fmt: skip
+    sums = {"delta": {"w": torch.zeros(4, 50_000)}, "weight": torch.tensor([0.0, 1.0, 0.0, 0.0]), BIT: torch.zeros(4)}
+    seen, state = ours.server(Cohort(sums, {}, (), ()), {"bound": 0.5}, 0)
+    assert seen.sums["weight"].tolist() == [0.0, 2.0, 0.0, 3.0]
+    moved = seen.sums["delta"]["w"]
+    assert not moved[[0, 2]].any()
+    np.testing.assert_allclose(moved[[1, 3]].std(1), 0.5 * value_multiplier(4.0, 100.0), rtol=0.03)
+    assert set(seen.sums) == {"delta", "weight"}
+    assert state["bound"] != 0.5  # the bits of all groups together move it, and they are noise
+
+
 def test_noise_of_both_kinds_adds_up() -> None:
     assert made("flat", central=3.0, local=4.0).squared_mu(local=True, central=True) == pytest.approx(1 / 25)
     assert made("flat", central=3.0, local=4.0).squared_mu(local=True, central=False) == pytest.approx(1 / 16)

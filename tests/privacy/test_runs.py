@@ -18,15 +18,18 @@ from bespoke.method import Method, Reveal
 from bespoke.methods import METHODS, FedAvg, HypCluster
 from bespoke.methods.shared_model import SharedModel
 from bespoke.privacy.accounting import Spent, gaussian_epsilon
-from bespoke.privacy.settings import PrivacyConfig, check_fields
-from bespoke.rounds import Experiment, Interrupted, Run, Stage
+from bespoke.privacy.settings import PrivacyConfig
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment, Stage
+from bespoke.watcher import Interrupted
 from small_methods import Median
 from small_worlds import world
 
 LOOP = Choice(False, 1, 0, 1, "autograd", "")
 DELTA = 1e-2
 PLACE = world("linear")
+GROUPED = replace(PLACE.population, group=np.array([0, 0, 0, 1, 1, 1, 1]), groups=("three", "four"))
 
 
 def experiment(method: Method | None = None, rounds: int = 4, cohort: int = 7, **more: Any) -> Experiment:
@@ -67,10 +70,6 @@ def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
     knobs |= {"clusters": "uncertainty"} if name == "self-fl-clustered" else {}
     knobs |= {"local_steps": 3} if name == "self-fl-augmented" else {"epochs": 2} if name == "local" else {}
     made = kind(PLACE.task, **knobs)
-    if kind.groups is not Method.groups:
-        with pytest.raises(UserError, match=f"no account for {name}"):
-            check_fields(PrivacyConfig(clip=0.5, noise=1.0), [made])
-        return
     central = run(tmp_path / "central", experiment(made, 2))["privacy"]
     local = run(tmp_path / "local", experiment(made, 2, privacy={"local_noise": 2.0}))["privacy"]
     if not made.trains:
@@ -155,7 +154,66 @@ def test_sampling_is_accounted_for_as_it_is(sampling: str, kind: str, tmp_path: 
     if kind == "known":  # two of seven at a time, in seven rounds: two laps, so everyone came twice
         assert found["released"]["epsilon"] == pytest.approx(gaussian_epsilon(2.0, DELTA))
     else:
-        assert found["released"]["spent"] == Spent(kind, 2 / 7, {1.0: 7}).to_json()
+        assert found["released"]["spent"] == Spent(kind, {(2 / 7, 1.0): 7}).to_json()
+
+
+def groups(kind: str, local: bool = False, cohort: int = 2, **more: Any) -> Experiment:
+    """FedAvg for three rounds, then groups of three and of four clients for four; or the first stage finds them."""
+    knobs: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "weighting": "uniform"}
+    first = METHODS["feature-groups"](PLACE.task, k=2) if kind == "found" else FedAvg(PLACE.task, **knobs)
+    stages = (Stage(first, 1 if kind == "found" else 3), Stage(METHODS["group-fl"](PLACE.task, **knobs), 4))
+    sampling = {"sampling": "poisson" if kind == "found" else kind}
+    terms = {"local_noise": 2.0} if local else {"noise": 1.0}
+    what = experiment(cohort=cohort, sampling=sampling, privacy={**terms, **more})
+    return replace(what, stages=stages, population=PLACE.population if kind == "found" else GROUPED)
+
+
+@pytest.mark.parametrize(("sampling", "kind"), [("poisson", "poisson"), ("uniform", "fixed")])
+def test_of_groups_the_client_counts_that_comes_most_often(sampling: str, kind: str, tmp_path: Path) -> None:
+    """Two of seven, then two of three (and of four): the smaller group's clients spend more."""
+    found = run(tmp_path / "run", groups(sampling))["privacy"]
+    assert found["sampling"] == kind
+    assert found["rate"] == 2 / 3
+    assert found["released"]["spent"] == Spent(kind, {(2 / 7, 1.0): 3, (2 / 3, 1.0): 4}).to_json()
+    spent = [line["privacy"]["released"] for line in lines(tmp_path / "run") if line["round"]]
+    assert spent == sorted(spent)
+    assert spent[-1] == pytest.approx(found["released"]["epsilon"])
+
+
+def test_groups_in_turns_count_for_each_client(tmp_path: Path) -> None:
+    """Six places in three rounds of seven clients: once at most. Eight in four rounds of three: three times."""
+    found = run(tmp_path / "run", groups("round-robin"))["privacy"]["released"]
+    most = found["spent"]["squared_mu"]
+    assert most in (3.0, 4.0)  # whether one of the two that came three times also came in the stage before
+    assert found["epsilon"] == pytest.approx(gaussian_epsilon(most, DELTA))
+
+
+def test_a_budget_is_kept_with_groups(tmp_path: Path) -> None:
+    made = run(tmp_path / "run", groups("poisson", noise="auto", epsilon=4.0))["privacy"]
+    assert 3.9 < made["released"]["epsilon"] <= 4.0
+    stopped = run(tmp_path / "short", groups("poisson", noise=1.0, epsilon=4.0))["privacy"]
+    assert stopped["rounds"] < 7
+    assert stopped["released"]["epsilon"] <= 4.0
+
+
+def test_groups_that_the_server_finds_need_local_noise(tmp_path: Path) -> None:
+    """What clients send to be divided by is seen; of groups not known beforehand everyone may come to every round."""
+    assert run(tmp_path / "central", groups("found"))["privacy"]["released"]["epsilon"] is None
+    with pytest.raises(UserError, match="every client's features"):
+        run(tmp_path / "refused", groups("found", noise="auto", epsilon=8.0))
+    local = run(tmp_path / "local", groups("found", local=True))["privacy"]
+    assert local["messages"]["epsilon"] == pytest.approx(gaussian_epsilon(5 / 4, DELTA))  # 1 + 4 rounds at z = 2
+
+
+def test_a_round_of_groups_to_which_nobody_comes_is_noise(tmp_path: Path) -> None:
+    """With a twentieth of a client a round most cohorts are empty: every group's model moves all the same."""
+    what = replace(groups("poisson", reproducible=True), sampling={"sampling": "poisson", "dropout": 0.999})
+    run(tmp_path / "run", what)
+    counts = [line["clients"] for line in lines(tmp_path / "run") if line["stage"] == 1 and line["round"]]
+    assert 0 in counts
+    models = server(tmp_path / "run")["weight"]
+    assert len(models) == 3
+    assert not torch.equal(models[1], models[2])
 
 
 def test_cohorts_that_count_as_secret_are_no_function_of_the_seed(tmp_path: Path) -> None:
@@ -336,7 +394,7 @@ def test_a_round_whose_checkpoint_was_lost_is_charged_again(tmp_path: Path) -> N
     assert last.name == "000-0000003.safetensors"
     last.unlink()
     found = run(tmp_path / "run", what)["privacy"]["released"]["spent"]
-    assert dict(found["rounds"]) == pytest.approx({1.0: 3, 1 / math.sqrt(2): 1})
+    assert {z: n for _, z, n in found["rounds"]} == pytest.approx({1.0: 3, 1 / math.sqrt(2): 1})
 
 
 def test_noise_that_was_settled_stays_although_the_library_may_change(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bespoke.errors import UserError
-from bespoke.reports import figures
+from bespoke.reports import curves, figures
 from bespoke.reports.html import write_report
 
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", 'quote" onload="x', "& {{ 7*7 }}"]
@@ -198,7 +198,7 @@ def test_stages_follow_each_other() -> None:
         {"stage": 0, "round": 2, "clients": 2, "bytes_down": 20, "bytes_up": 20, "validation": None},
         {"stage": 1, "round": 1, "clients": 1, "bytes_down": 5, "bytes_up": 5, "validation": {"mse": 2.0}},
     ]
-    assert figures._curve(lines, "mse") == {1: (20.0, 4.0), 3: (50.0, 2.0)}
+    assert curves._curve(lines, "mse") == {1: (20.0, 4.0), 3: (50.0, 2.0)}
 
 
 def test_where_the_report_goes(toy: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_clusters_that_hold_are_no_warning(toy: Path, tmp_path: Path) -> None:
 
 
 def test_long_runs_are_thinned_to_their_last_round(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_ROUNDS", 2)
+    monkeypatch.setattr(curves, "MOST_ROUNDS", 2)
     _with_clusters(toy, {"finetune-seed0": [0.1, 0.2, 0.3, 0.4]})
     _, page = report([toy], tmp_path)
     assert page.payload["figures"]["clusters"]["data"][0]["x"] == [2, 4]

@@ -86,16 +86,23 @@ def write_comparison(folder: Path, labels: tuple[str, ...], lift: dict[str, floa
 
 @pytest.mark.parametrize(("lift", "verdict"), [(0.2, "reproduced (2 of 2)"), (-0.1, "not reproduced (0 of 2)")])
 def test_claims_follow_from_the_folders(tmp_path: Path, lift: float, verdict: str) -> None:
-    entries = (*FIVE, "self-fl-augmented", "only start", "only steps", "only weights")
+    ablation = tuple(f"only {part}{kind}" for kind in ("", " scatter") for part in ("start", "steps", "weights"))
+    entries = (*FIVE, "self-fl-scatter", "self-fl-augmented", *ablation)
     forty = ("ditto 40 steps", "pfedme 40 steps", "per-fedavg 40 steps")
-    write_comparison(tmp_path / "self-fl-five-classes", (*entries, *forty), {"self-fl": lift, "only start": lift})
+    lifts = {"self-fl": lift, "only start": lift, "self-fl-scatter": 0.2, "only steps scatter": 0.1}
+    write_comparison(tmp_path / "self-fl-five-classes", (*entries, *forty), lifts)
     study = Compared.found(tmp_path / "self-fl-five-classes")
     assert study is not None
     found = {claim.text: claim.verdict for claim in (*claims.best(study, "x"), *claims.stand_in(study))}
     assert found["x: Self-FL has the highest weighted accuracy of the five"] == verdict
     assert found["Table 1: Self-FL is best for the tenth served worst"] == verdict
-    assert found["Figure 2b: of the components alone, the initial value helps the global model most"] == verdict
+    most = "of the components alone, the initial value helps the global model most"
+    assert found[f"Figure 2b, Self-FL: {most}"] == verdict
     assert claims.shifted(study, "x")[0].verdict == verdict
+    sums = "Self-FL, variances as sums"
+    assert found[f"x: {sums} has the highest weighted accuracy of the five"] == "reproduced (2 of 2)"
+    assert found[f"Figure 2b, {sums}: {most}"] == "not reproduced (0 of 2)"
+    assert claims.shifted(study, "x")[1].verdict == "reproduced (2 of 2)"
     assert found["Figure 7: Algorithms 1 and 2 differ by less than 1 % in accuracy"] == "not reproduced (0 of 2)"
     assert Claim("", [True, False]).verdict == "mixed (1 of 2)"
 
@@ -108,15 +115,15 @@ def test_page_and_results_are_made_of_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "self-fl-synthetic" / "synthetic.json").write_text(json.dumps([synthetic.study(3, 4)]))
     (tmp_path / "self-fl-mnist-steps").mkdir()
     steps = pd.DataFrame({"round": [99, 100, 100], "client": ["a", "a", "b"], "examples": [5, 5, 6]})
-    steps = steps.assign(computed=[3.0, 50.0, 7.0], taken=[3.0, 40.0, 7.0])
+    steps = steps.assign(computed=[3.0, 50.0, 7.0], taken=[3.0, 40.0, 7.0], label="self-fl-scatter")
     steps.to_parquet(tmp_path / "self-fl-mnist-steps" / "steps.parquet")
     titles = [section.title for section in page.sections(tmp_path)]
     assert len(titles) == 6
     assert "Local steps (Figures 11, 12)" in titles
     text = results_self_fl.section(tmp_path)
     assert "| Self-FL | 55.00 ± 0.00 | 45.00 ± 0.00 |" in text
-    assert "| 100 | 2 | 11.3 | 28.5 | 45.7 | 50 % |" in text
-    assert "CIFAR" not in text
+    assert "| Self-FL, variances as sums | 100 | 2 | 11.3 | 28.5 | 45.7 | 50 % |" in text
+    assert "### CIFAR" not in text
     assert text.count("| reproduced (2 of 2) |") >= 3
 
 
@@ -140,3 +147,5 @@ def test_variances_are_found_again() -> None:
     assert (np.array(studied["group"]) <= np.array(studied["local"]) + 1e-12).all()
     assert (np.array(studied["all"]) <= np.array(studied["group"]) + 1e-12).all()
     assert [name for name, _, _ in uncertainty.section(studied).figures] == ["uncertainty", "medians"]
+    few = {"examples": [1, 5, 6, 9], "local": [8.0, 4.0, 2.0, 1.0], "group": [3.0, 2.0, 1.0, 0.5], "all": [1.0] * 4}
+    assert uncertainty.medians(few) == {"all clients": [3.0, 1.5, 1.0], "the smallest quarter": [8.0, 3.0, 1.0]}

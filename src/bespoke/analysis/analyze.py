@@ -24,9 +24,9 @@ from bespoke.deploy.personal import open_run
 from bespoke.errors import UserError
 from bespoke.experiments import load_population
 from bespoke.metrics.candidates import axes_of, settings_of
-from bespoke.metrics.clients import read_study
+from bespoke.metrics.folders import read_study
 from bespoke.metrics.text import jsonable
-from bespoke.rounds import Progress, Silent
+from bespoke.watcher import Progress, Silent
 
 FRACTIONS = (1.0, 0.5, 0.25)
 OTHERS = 500  # rows of other clients

@@ -30,15 +30,16 @@ from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population
 from bespoke.method import Method
-from bespoke.randomness import mix
-from bespoke.rounds import SCORES, Experiment, Interrupted, Progress, Scored, Silent, joined, restore_empty
 from bespoke.runfolder import RunFolder
+from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
 from bespoke.selection import Choice, Floats, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.stages import Experiment, restore_empty
 from bespoke.tensors import Params, Tree
+from bespoke.watcher import Interrupted, Progress, Silent
 
 FORMAT = 1
 ROOM = 2**26  # bytes of rows scored at a time, where clients are vectorized
-STEP = 512  # clients examined between two looks at Ctrl-C; 16 where they are run one by one
+STEP = 512  # clients examined between two looks at Ctrl-C, where they are vectorized
 OFF = 0.01  # the mean made anew may differ from the recorded one by this part of it; more is another experiment
 
 
@@ -94,16 +95,13 @@ class Finished:
             if method == self.method:
                 self.engine.load_private(self.segments)
             self.using = method
-        key = int(mix("personalize", self.experiment.seed))
-        step = STEP if self.engine.choice.vectorized else 16
-        pieces = []
-        for begin in range(0, max(len(clients), 1), step):
-            some = clients[begin : begin + step]
-            pieces.append((len(some), self.engine.examine(self.server, some, support, parts, key)))
-            self.progress.advance(len(some))
-            if self.stop():
-                raise Interrupted(f"stopped while analyzing {self.path}")
-        return joined(pieces)
+        step = STEP if self.engine.choice.vectorized else ONE_BY_ONE
+        return examined(self.engine, self.server, clients, support, parts, self.experiment.seed, step, self._done)
+
+    def _done(self, clients: int) -> None:
+        self.progress.advance(clients)
+        if self.stop():
+            raise Interrupted(f"stopped while analyzing {self.path}")
 
     def examined(self, method: Method, support: Support | None = None, what: str = "personal models") -> Candidates:
         """All candidates of a method: tested clients on query, validation and (if they choose on them) support rows."""

@@ -20,7 +20,8 @@ def compare(
         Path | None,
         typer.Argument(
             metavar="TABLE",
-            help="A CSV or Parquet file (or a TOML file that describes a comparison); leave it out for built-in data.",
+            help="A CSV or Parquet file, a TOML file that describes a comparison, or the name of built-in data (see "
+            "`bespoke data`); leave it out for exam results.",
         ),
     ] = None,
     client: Annotated[
@@ -105,10 +106,13 @@ def compare(
 
     Ctrl-C stops after the current round; the message names the command that goes on.
     """
+    from bespoke.data.sources import SOURCES
     from bespoke.errors import UserError
 
     if table is not None and data is not None:
         raise UserError(f"give a table ({table}) or --data {data}, not both")
+    if table is not None and not table.exists() and str(table) in SOURCES:
+        table, data = None, str(table)  # `bespoke compare hsb82`, as one would say it
     if table is not None and table.suffix == ".toml":
         _compare_file(table, out, resume, as_json, jobs)
         return

@@ -26,8 +26,8 @@ from bespoke.methods import METHODS
 from bespoke.models import NETWORKS
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
 from bespoke.randomness import mix
-from bespoke.rounds import Experiment
 from bespoke.runfolder import RunFolder
+from bespoke.stages import Experiment
 from bespoke.tensors import Tree, count, flatten, tree_map, unflatten
 
 FORMAT = 2

@@ -28,7 +28,7 @@ from bespoke.method import Cohort, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.privacy.transform import State
-from bespoke.tensors import Params, Tree, count, nbytes, stack, take
+from bespoke.tensors import Params, Tree, count, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
 
@@ -194,6 +194,8 @@ class Engine:
             merged.joined()
         if merged.sums is None and any(transform.covers for transform in self.work.transforms):
             empty = self.template()  # that nobody sent anything must not be seen
+            if rows is not None:
+                empty = tree_map(lambda leaf: leaf.new_zeros((len(leaves(shared)[0]), *leaf.shape)), empty)
             merged.sums = {name: empty[name] for name, reveal in method.uplink.items() if reveal is not Reveal.EACH}
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
         for transform in reversed(self.work.transforms):

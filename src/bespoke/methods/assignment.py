@@ -101,7 +101,8 @@ class SelfOrganizingMap:
         coming = server["coming"]
         if self.update == "sums":
             rate = self.lr * 0.5 ** (server["age"] / self.halving)
-            moved = coming + rate * cohort.sums["pull"] / cohort.sums["near"].clamp(min=1e-9)[:, None]
+            # less than a client near a node moves it by less; and noise on both sums must not throw it out
+            moved = coming + rate * cohort.sums["pull"] / cohort.sums["near"].clamp(min=1.0)[:, None]
         else:
             moved = coming + cohort.each["pull"][cohort.each["similarity"].argmax()]
         overlap = cohort.sums["overlap"]

@@ -44,17 +44,20 @@ class ClusteredFL(FoundGroups):
     name = "clustered-fl"
     title = "Clustered FL"
     paper = "Sattler et al., IEEE TNNLS 2020"
-    uplink = {"delta": Reveal.EACH, "weight": Reveal.EACH}
     after = "fedavg"
     most_clients = 5000
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        return {"delta": Reveal.EACH, "weight": Reveal.COUNT if self.weighting == "uniform" else Reveal.EACH}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         numbers = {"unit": torch.zeros(()), "mean_norm": torch.zeros(()), "max_norm": torch.zeros(())}
         return {**super().init_server(params, setting), **numbers}
 
     def regrouped(self, server: Tree, clients: Tensor, each: Tree) -> Tree:
-        weights = each["weight"]
+        weights = each.get("weight", torch.ones(len(clients)))
         sent = torch.cat([leaf.flatten(1) for leaf in each["delta"].values()], dim=1)
         changes = (sent / weights[:, None]).double()
         norms = changes.norm(dim=1)
@@ -76,7 +79,7 @@ class ClusteredFL(FoundGroups):
                 copied = {name: server[name] for name in ("params", "optimizer")}
                 server |= tree_map(lambda leaf, row=group: torch.cat([leaf, leaf[row : row + 1]]), copied)
         server["mean_norm"] = torch.stack(means).max().float()
-        return self.trained(server, groups[clients], each)
+        return self.trained(server, groups[clients], {"delta": each["delta"], "weight": weights})
 
     def trained(self, server: Tree, members: Tensor, each: Tree) -> Tree:
         """Every group's model by the mean of its members; the common one goes along until there are two groups."""

@@ -137,7 +137,7 @@ class FedEmbed(SharedModel):
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
         if self.assignment != "som":
             return {}  # the sums do not tell who is where
-        clients = cohort.sums["overlap"].sum(1).int().tolist()
+        clients = cohort.sums["overlap"].sum(1).clamp(min=0).round().int().tolist()  # noise may make them negative
         return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
 
     # -- the client ----------------------------------------------------------------------------------------------------

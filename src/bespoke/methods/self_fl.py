@@ -9,8 +9,9 @@ minimum follows: bespoke.bayes has it in closed form. With w_m = 1 / (sigma_0^2 
     server:    theta <- theta + C sum_m w_m (theta_m - theta) / sum_m w_m,  C the activity rate                     (11)
 
 sigma_m^2 is how theta_m varied over the client's own rounds (13), learned online in the memory of one model (19);
-sigma_0^2 is how the models of a cohort vary (14); of vectors it is the sum of the entries' variances. h is the loss's
-curvature, 1 / (N_m sigma_m^2) for the mean log-likelihood of N_m rows.
+sigma_0^2 is how the models of a cohort vary (14); of vectors it is the sum of the entries' variances, either of which
+may be read as a mean of squares (Eq. 18) or as their sum (Section 3.2): `variances`. h is the loss's curvature,
+1 / (N_m sigma_m^2) for the mean log-likelihood of N_m rows.
 
 Sums suffice. A client weighs itself by u_m = sigma_0^2 w_m in (0, 1], by the sigma_0^2 it was sent, and sends u_m d_m
 (d_m = theta_m - theta), u_m and u_m |d_m|^2. Their sums give (11), and (14) in the weights u_m:
@@ -63,6 +64,9 @@ class SelfFL(Method):
     exact_steps: bool = knob(
         False, "shorten steps so that together they are as many as Eq. 8 says, a fraction included"
     )
+    variances: Literal["sample", "scatter"] = knob(
+        "sample", "learned variances: the mean square from the mean (Eq. 18), or the sum that Section 3.2 prints"
+    )
     activity: float | None = knob(
         None, "weight of a round's mean in the global model (the activity rate); else the cohort's part of all clients",
         gt=0, le=1,
@@ -86,7 +90,7 @@ class SelfFL(Method):
     }
     personal = "a model of its own, trained from the others' models as far as its uncertainty says"
     unseen = "a client that never trained does what others do in their first round: some steps from the global model"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "variances": ("sample", "scatter")}
     keep_shared = False
 
     @property
@@ -109,7 +113,9 @@ class SelfFL(Method):
         sums, here = cohort.sums, float(cohort.sums["count"])
         rate = self.activity or min(here / max(float(server["clients"]), 1.0), 1.0)
         mean = scale(sums["delta"], 1 / sums[self._part])
-        between = server["between"] if self.between else self.spread(sums, mean, here).clamp(min=TINY)
+        between = server["between"]
+        if not self.between:
+            between = (self.spread(sums, mean, here) * self.times(here)).clamp(min=TINY)
         params = add_scaled(server["params"], mean, rate)
         # those who were not there are taken for like those who were
         return {**server, "params": params, "between": between, "total": sums["weight"] / rate}
@@ -117,6 +123,10 @@ class SelfFL(Method):
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 14, in the weights of the mean."""
         return sums["spread"] / sums[self._part] - squared_norm(mean)
+
+    def times(self, models: float | Tensor) -> float | Tensor:
+        """What a sample variance of so many models is to be multiplied by."""
+        return models if self.variances == "scatter" else 1.0
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
         return {"between": float(server["between"]), "total": float(server["total"])}
@@ -150,7 +160,8 @@ class SelfFL(Method):
         """sigma_m^2 of the client's rounds so far, and whether it is known: two rounds are the least."""
         if self.within:
             return self.within / batches.examples, torch.ones_like(private["count"], dtype=torch.bool)
-        return private["variance"].clamp(min=TINY), private["count"] > 1
+        variance = private["variance"] * self.times(private["count"])
+        return variance.clamp(min=TINY), private["count"] > 1
 
     def start(self, down: Tree, private: Tree) -> Params:
         """Eq. 10, with the weight that went into theta: what is taken out of it is what was put in."""

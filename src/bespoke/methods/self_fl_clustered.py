@@ -103,7 +103,7 @@ class ClusteredSelfFL(SelfFL):
         between = server["between"]
         if not self.between:
             variance = server["within"] + _squares(subtract(away, shift))
-            between = (part * variance).sum().clamp(min=TINY)
+            between = ((part * variance).sum() * self.times(sizes.sum())).clamp(min=TINY)
         return {"params": params, "between": between, "total": weights.sum()}
 
     def sort(self, server: Tree, cohort: Cohort) -> Tree:

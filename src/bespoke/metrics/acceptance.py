@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from bespoke.metrics import clients as over
 from bespoke.metrics import significance
-from bespoke.metrics.clients import Floats, OverSeeds, Run
+from bespoke.metrics.clients import Floats, OverSeeds
+from bespoke.metrics.folders import Run
 from bespoke.metrics.significance import Interval
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from bespoke.metrics import significance
+from bespoke.metrics.against import ALPHA, Against, GroupNumbers
 from bespoke.metrics.significance import Interval
-from bespoke.metrics.summary import ALPHA, BEFORE, COLLAPSED, FEW_CLIENTS, Against, GroupNumbers, MethodSummary, Summary
+from bespoke.metrics.summary import BEFORE, COLLAPSED, FEW_CLIENTS, MethodSummary, Summary
 from bespoke.metrics.text import (
     FINEST_PERCENT,
     count,

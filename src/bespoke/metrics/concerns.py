@@ -9,7 +9,8 @@ import numpy as np
 
 from bespoke.metrics import clients as over
 from bespoke.metrics.candidates import settings_of
-from bespoke.metrics.clients import Cells, Run, Study
+from bespoke.metrics.clients import Cells
+from bespoke.metrics.folders import Run, Study
 from bespoke.metrics.summary import BEFORE, COLLAPSED, MethodSummary, Summary, with_before
 from bespoke.metrics.text import count, listing, percent
 

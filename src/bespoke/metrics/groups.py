@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bespoke.metrics import clients as over
-from bespoke.metrics.clients import Floats, OverSeeds, Study, cells, over_seeds
+from bespoke.metrics.clients import Floats, OverSeeds, cells, over_seeds
+from bespoke.metrics.folders import Study
 from bespoke.metrics.summary import Summary
 
 if TYPE_CHECKING:

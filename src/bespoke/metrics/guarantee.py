@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bespoke.metrics.clients import Study
+    from bespoke.metrics.folders import Study
 
 ASIDE = (
     "Scores on validation rows, by which settings, epochs and candidates are chosen, are means over clients without "

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bespoke.metrics import clients as over
-from bespoke.metrics.clients import OverSeeds, Study
+from bespoke.metrics.clients import OverSeeds
 from bespoke.metrics.clusters import clusters_of
 from bespoke.metrics.concerns import Concern
+from bespoke.metrics.folders import Study
 from bespoke.metrics.summary import MethodSummary, Summary
 from bespoke.metrics.text import metric_name, number, percent
 

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +19,10 @@ from bespoke.errors import unknown
 from bespoke.metrics import clients as over
 from bespoke.metrics import significance
 from bespoke.metrics.acceptance import Accepted, acceptances
-from bespoke.metrics.clients import Cells, Gains, OverSeeds, Run, Study, load_clients, read_study
+from bespoke.metrics.against import Against, GroupNumbers, by_group, paired
+from bespoke.metrics.clients import OverSeeds
+from bespoke.metrics.cost import Cost, cost_of
+from bespoke.metrics.folders import Run, Study, load_clients, read_study
 from bespoke.metrics.guarantee import guarantees
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
@@ -29,84 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BEFORE = "before personalization"  # stands in as the baseline when there is only one method
-ALPHA = 0.05
-MOST_LISTED = 50  # hurt clients kept by name
 FEW_CLIENTS = 20
 COLLAPSED = 0.9  # share of the clients in one cluster above which the others hardly exist
-
-Verdict = Literal["better", "worse", "mixed", "unclear"]
-
-
-@dataclass(frozen=True)
-class Affected:
-    """A client that is hurt or helped: its values averaged over its seeds."""
-
-    client: str
-    group: str
-    examples: float
-    baseline: float
-    value: float
-    difference: float
-    seeds_agreeing: int  # in how many of its seeds the client is hurt (helped)
-    seeds: int
-
-
-@dataclass(frozen=True)
-class Against:
-    """A method against the baseline, paired over clients."""
-
-    difference: float
-    interval: Interval
-    relative: float
-    relative_interval: Interval
-    p: float
-    p_holm: float
-    verdict: Verdict
-    hurt: OverSeeds
-    helped: OverSeeds
-    same: OverSeeds
-    hurt_clients: int
-    helped_clients: int
-    mean_loss: float
-    mean_gain: float
-    most_hurt: list[Affected]
-    most_helped: list[Affected]
-    examples_correlation: float  # Spearman, of a client's gain with its examples
-    examples_p: float
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a method costs: medians over seeds. `per client` means one that takes part in every round."""
-
-    rounds: float
-    bytes_down: float  # per client
-    bytes_up: float
-    bytes_down_round: float  # per client and round, median over rounds
-    bytes_up_round: float
-    bytes_down_total: float
-    bytes_up_total: float
-    steps: float  # per client, training and personalization
-    steps_total: float
-    personalization_steps: float  # per tested client
-    personalization_bytes: float
-
-    @property
-    def bytes(self) -> float:
-        """Down and up, per client."""
-        return self.bytes_down + self.bytes_up
-
-
-@dataclass(frozen=True)
-class GroupNumbers:
-    """One group of clients under one method."""
-
-    group: str
-    clients: int
-    mean: float
-    difference: float
-    relative: float
-    hurt: float
 
 
 @dataclass(frozen=True)
@@ -211,7 +137,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         values = box.of(label)
         against = None
         if label in compared:
-            against = _against(
+            against = paired(
                 box, label, baseline, compared[label], corrected[label], samples[label], samples[baseline], lower
             )
         methods.append(
@@ -233,8 +159,8 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
                     if name != metric
                 },
                 against=against,
-                cost=_cost(runs),
-                groups=_groups(box, label, baseline, compared.get(label), lower),
+                cost=cost_of(runs),
+                groups=by_group(box, label, baseline, compared.get(label), lower),
                 chosen=dict(listed.get(label, {}).get("chosen") or runs[0].result.get("chosen") or {}),
                 revealed=_revealed(runs),
                 excluded=_excluded(runs),
@@ -318,128 +244,6 @@ def _mean_of(table: pd.DataFrame, label: str, column: str, seeds: Sequence[int])
 def _padded(rows: pd.DataFrame, column: str, seed: int) -> over.Floats:
     values = rows[column][rows["seed"] == seed].to_numpy(float)
     return np.pad(values, (0, len(rows) - len(values)), constant_values=np.nan)
-
-
-def _against(
-    box: Cells,
-    label: str,
-    baseline: str,
-    gains: Gains,
-    p_values: tuple[float, float],
-    samples: over.Floats,
-    baseline_samples: over.Floats,
-    lower: bool,
-) -> Against:
-    at_baseline = over.mean(box.of(baseline)).value
-    difference = over.mean(box.of(label) - box.of(baseline)).value
-    interval = significance.percentile_interval(samples - baseline_samples)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = 100.0 * (samples - baseline_samples) / np.abs(baseline_samples)
-    gained = -interval.side if lower else interval.side
-    rho, rho_p = significance.spearman(box.examples, gains.client)
-    return Against(
-        difference=difference,
-        interval=interval,
-        relative=significance.relative_change(difference, at_baseline),
-        relative_interval=significance.percentile_interval(ratios),
-        p=p_values[0],
-        p_holm=p_values[1],
-        verdict=_verdict(p_values[1], gained, -difference if lower else difference, gains),
-        hurt=gains.hurt,
-        helped=gains.helped,
-        same=gains.same,
-        hurt_clients=len(gains.hurt_clients),
-        helped_clients=len(gains.helped_clients),
-        mean_loss=gains.mean_loss,
-        mean_gain=gains.mean_gain,
-        most_hurt=_affected(box, label, baseline, gains, gains.hurt_clients, worse=True),
-        most_helped=_affected(box, label, baseline, gains, gains.helped_clients, worse=False),
-        examples_correlation=rho,
-        examples_p=rho_p,
-    )
-
-
-def _verdict(p: float, gained: int, mean_gain: float, gains: Gains) -> Verdict:
-    """The test speaks of the typical client, the interval of the mean: a verdict needs both, on the same side."""
-    typical = np.sign(gains.helped.value - gains.hurt.value)
-    if p < ALPHA and gained != 0 and gained == typical:
-        return "better" if gained > 0 else "worse"
-    sure_of_one = p < ALPHA or gained != 0
-    return "mixed" if sure_of_one and np.sign(mean_gain) * typical < 0 else "unclear"
-
-
-def _affected(
-    box: Cells, label: str, baseline: str, gains: Gains, positions: Sequence[int], worse: bool
-) -> list[Affected]:
-    rows = []
-    for i in positions[:MOST_LISTED]:
-        pairs = gains.pairs[:, i]
-        known = np.isfinite(pairs)
-        value, before = fmean(box.of(label)[known, i]), fmean(box.of(baseline)[known, i])
-        agreeing = int(((pairs < 0) if worse else (pairs > 0)).sum())
-        rows.append(
-            Affected(
-                box.clients[i], box.groups[i], float(box.examples[i]), before, value, value - before,
-                agreeing, int(known.sum()),
-            )
-        )  # fmt: skip
-    return rows
-
-
-def _groups(box: Cells, label: str, baseline: str, gains: Gains | None, lower: bool) -> list[GroupNumbers]:
-    """Per group, if groups say more than the ids do."""
-    names = sorted(set(box.groups))
-    if len(names) < 2 or len(names) == len(box.clients):
-        return []
-    groups = np.array(box.groups)
-    values, shared = box.of(label), box.of(baseline) if baseline in box.methods else None
-    rows = []
-    for name in names:
-        inside = groups == name
-        difference = relative = hurt = math.nan
-        if gains is not None and shared is not None:
-            difference = over.mean(values[:, inside] - shared[:, inside]).value
-            relative = significance.relative_change(difference, over.mean(shared[:, inside]).value)
-            hurt = over.gains(values[:, inside], shared[:, inside], lower).hurt.value
-        rows.append(
-            GroupNumbers(name, int(inside.sum()), over.mean(values[:, inside]).value, difference, relative, hurt)
-        )
-    return rows
-
-
-def _cost(runs: Sequence[Run]) -> Cost:
-    costs = [_cost_of(run) for run in runs]
-    return Cost(**{name: float(median(getattr(cost, name) for cost in costs)) for name in Cost.__dataclass_fields__})
-
-
-def _cost_of(run: Run) -> Cost:
-    down: list[float] = []
-    up: list[float] = []
-    steps = personal_steps = personal_bytes = 0.0
-    tested = max(int(run.result.get("clients", 0)), 1)
-    for line in run.lines("ledger.jsonl"):
-        if line.get("round") is None:
-            personal_steps += line.get("steps", 0) / (line.get("contacted") or tested)
-            personal_bytes += line.get("bytes_down", 0) / (line.get("contacted") or tested)
-        elif line.get("contacted"):
-            reported = line.get("reported") or line["contacted"]
-            down.append(line.get("bytes_down", 0) / line["contacted"])
-            up.append(line.get("bytes_up", 0) / reported)
-            steps += line.get("steps", 0) / reported
-    result = run.result
-    return Cost(
-        rounds=result.get("rounds", len(down)),
-        bytes_down=math.fsum(down) + personal_bytes,
-        bytes_up=math.fsum(up),
-        bytes_down_round=median(down) if down else 0.0,
-        bytes_up_round=median(up) if up else 0.0,
-        bytes_down_total=result.get("bytes_down", 0),
-        bytes_up_total=result.get("bytes_up", 0),
-        steps=steps + personal_steps,
-        steps_total=result.get("steps", 0),
-        personalization_steps=personal_steps,
-        personalization_bytes=personal_bytes,
-    )
 
 
 def _revealed(runs: Sequence[Run]) -> dict[str, str]:

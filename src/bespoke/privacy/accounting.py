@@ -64,13 +64,12 @@ def _quietly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What was spent. Of `poisson` and `fixed`: rounds by noise multiplier; of `known`: mu^2. `why`: infinite."""
+    """What was spent. Of `poisson` and `fixed`: rounds by rate of sampling and noise multiplier; of `known`: mu^2."""
 
     kind: Kind = "known"
-    rate: float = 1.0  # of sampling
-    rounds: dict[float, int] = field(default_factory=dict)
+    rounds: dict[tuple[float, float], int] = field(default_factory=dict)
     squared_mu: float = 0.0
-    why: tuple[str, ...] = ()
+    why: tuple[str, ...] = ()  # it is infinite
 
     def __add__(self, other: Spent) -> Spent:
         """Both, on the same clients: how several runs compose."""
@@ -78,9 +77,9 @@ class Spent:
         empty, more = (self, other) if not self.spends else (other, self)
         if not empty.spends:
             return replace(more, why=why)
-        if (self.kind, self.rate) != (other.kind, other.rate):
-            raise ValueError(f"cannot compose {self.kind} sampling at {self.rate} with {other.kind} at {other.rate}")
-        rounds = {z: self.rounds.get(z, 0) + other.rounds.get(z, 0) for z in {**self.rounds, **other.rounds}}
+        if self.kind != other.kind:
+            raise ValueError(f"cannot compose {self.kind} sampling with {other.kind}")
+        rounds = {how: self.rounds.get(how, 0) + other.rounds.get(how, 0) for how in {**self.rounds, **other.rounds}}
         return replace(self, rounds=rounds, squared_mu=self.squared_mu + other.squared_mu, why=why)
 
     @property
@@ -89,15 +88,15 @@ class Spent:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kind": self.kind, "rate": self.rate, "rounds": [[z, n] for z, n in self.rounds.items()],
+            "kind": self.kind, "rounds": [[rate, z, n] for (rate, z), n in self.rounds.items()],
             "squared_mu": self.squared_mu if math.isfinite(self.squared_mu) else None, "why": list(self.why),
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Spent:
         squared = math.inf if found["squared_mu"] is None else found["squared_mu"]
-        rounds = {float(z): int(n) for z, n in found["rounds"]}
-        return cls(found["kind"], found["rate"], rounds, squared, tuple(found["why"]))
+        rounds = {(float(rate), float(z)): int(n) for rate, z, n in found["rounds"]}
+        return cls(found["kind"], rounds, squared, tuple(found["why"]))
 
     # -- epsilon -------------------------------------------------------------------------------------------------------
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
@@ -108,11 +107,15 @@ class Spent:
             return 0.0
         if self.kind == "known":
             return gaussian_epsilon(self.squared_mu, delta) if accountant == "pld" else self._rdp_epsilon(delta)
-        if 0.0 in self.rounds:
+        if self._without_noise:
             return math.inf
         if self.kind == "poisson" and accountant == "pld":
-            return _pld_epsilon(self.rate, tuple(sorted(self.rounds.items())), delta)
+            return _pld_epsilon(tuple(sorted(self.rounds.items())), delta)
         return self._rdp_epsilon(delta)
+
+    @property
+    def _without_noise(self) -> bool:
+        return any(n and not z for (_, z), n in self.rounds.items())
 
     def by(self, accountant: str) -> str:
         """Which accountant `epsilon` is by, for it is not always the one asked for."""
@@ -125,7 +128,7 @@ class Spent:
         if self.kind == "known":
             orders = np.asarray(library().rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS, dtype=np.float64)
             return orders, orders * self.squared_mu / 2
-        parts = [(n, *_round_rdp(self.kind, self.rate, z)) for z, n in self.rounds.items() if n]
+        parts = [(n, *_round_rdp(self.kind, rate, z)) for (rate, z), n in self.rounds.items() if n]
         return parts[0][1], np.sum([n * divergences for n, _, divergences in parts], axis=0)
 
     def _rdp_epsilon(self, delta: float) -> float:
@@ -135,11 +138,11 @@ class Spent:
 
     def mu(self) -> tuple[float, bool]:
         """mu of Gaussian differential privacy, and whether it is exact (else by the central limit theorem)."""
-        if self.why or 0.0 in self.rounds:
+        if self.why or self._without_noise:
             return math.inf, True
         if self.kind == "known":
             return math.sqrt(self.squared_mu), True
-        total = sum(n * _limit(self.kind, self.rate, z) ** 2 for z, n in self.rounds.items())
+        total = sum(n * _limit(self.kind, rate, z) ** 2 for (rate, z), n in self.rounds.items())
         return math.sqrt(total), False
 
 
@@ -182,9 +185,9 @@ def _round_pld(rate: float, multiplier: float) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(rate: float, rounds: tuple[tuple[float, int], ...], delta: float) -> float:
+def _pld_epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     composed: Any = None
-    for multiplier, count in rounds:
+    for (rate, multiplier), count in rounds:
         if count:
             part = _round_pld(rate, multiplier).self_compose(count)
             composed = part if composed is None else composed.compose(part)

@@ -34,6 +34,7 @@ from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.privacy.tally import VIEWS, Plan, Tally, expected_size, sampling_of
 from bespoke.privacy.transform import State, Transform
+from bespoke.sampling import Sampler, SideBySide
 from bespoke.tensors import Tree, leaves
 
 Floats = NDArray[np.float64]
@@ -43,15 +44,15 @@ class Account:
     """Made once for a run; `folder` keeps what must survive it."""
 
     def __init__(
-        self, privacy: PrivacyConfig, plans: tuple[Plan, ...], transforms: tuple[Transform, ...], folder: Path,
-        statistics: bool = False,
+        self, privacy: PrivacyConfig, base: Sampler, plans: tuple[Plan, ...], transforms: tuple[Transform, ...],
+        folder: Path, statistics: bool = False,
     ) -> None:  # fmt: skip
         library()  # without it nothing below can be said
-        self.privacy, self.plans, self.transforms, self.folder = privacy, plans, transforms, folder
+        self.privacy, self.base, self.plans, self.transforms, self.folder = privacy, base, plans, transforms, folder
         self.local = privacy.local_noise is not None
         self.central = privacy.noise is not None or not self.local
-        self.kind, self.rate = sampling_of(plans[0].sampler, self.local)
-        self.expected = expected_size(plans[0].sampler)
+        self.kind = sampling_of(base, plans, self.local)
+        self.cohorts = {place: plan.cohorts for place, plan in enumerate(plans)}  # as far as they are known by now
         self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
         self.general = self._general(statistics)
         self.begun, self.done = _attempts(folder)
@@ -71,7 +72,7 @@ class Account:
 
     # -- what cannot be accounted for -------------------------------------------------------------------------------
     def _general(self, statistics: bool) -> list[str]:
-        sampler, why = self.plans[0].sampler, []
+        sampler, why = self.base, []
         if statistics and not self.privacy.public_statistics:
             why.append(
                 "sums of the data travel without noise to standardize them (say data.standardize = 'none' or 'client', "
@@ -101,8 +102,9 @@ class Account:
             why.append(f"{name} sends {', '.join(self.plain[place])} as whole numbers, to which no noise is added")
         return why
 
-    def look(self, place: int, template: Tree) -> None:
-        """What a stage's messages are made of; refuses a stage that cannot keep the budget."""
+    def look(self, place: int, template: Tree, cohorts: Sampler | SideBySide) -> None:
+        """What a stage's messages are made of, and who sends them; refuses a stage that cannot keep the budget."""
+        self.cohorts[place] = cohorts
         hidden = [name for name, reveal in self.plans[place].method.uplink.items() if reveal is not Reveal.COUNT]
         whole = [n for n in hidden if not all(leaf.is_floating_point() for leaf in leaves(template[n]))]
         self.plain[place] = tuple(whole)
@@ -126,7 +128,7 @@ class Account:
     def delta(self) -> float:
         if self.privacy.delta is not None:
             return self.privacy.delta
-        return max(len(self.plans[0].sampler.train.clients), 2) ** -1.1
+        return max(len(self.base.train.clients), 2) ** -1.1
 
     def _settle(self) -> dict[str, Any]:
         """Noise multipliers and the key of the cohorts: settled when the run begins, and kept."""
@@ -164,8 +166,10 @@ class Account:
         def cost(multiplier: float) -> float:
             noise = {**settled, name: multiplier}
             if counts is None:
-                rounds = sum(plan.rounds for plan in self.plans if plan.method.trains)
-                spent = Spent(self.kind, self.rate, {multiplier: rounds})
+                rounds: Counter[tuple[float, float]] = Counter()
+                for plan in self.plans:
+                    rounds[plan.rate, multiplier] += plan.rounds if plan.method.trains else 0
+                spent = Spent(self.kind, rounds)
             else:
                 parts = [self._squared_mu(place, self.counted, noise) for place in range(len(self.plans))]
                 spent = Spent(squared_mu=float((counts * np.array(parts)[:, None]).sum(0).max()))
@@ -175,10 +179,10 @@ class Account:
 
     def _counts(self) -> Floats:
         """How often each client will come in each stage."""
-        counts = np.zeros((len(self.plans), len(self.plans[0].sampler.train.population)))
+        counts = np.zeros((len(self.plans), len(self.base.train.population)))
         for place, plan in enumerate(self.plans):
             for number in range(1, plan.rounds + 1):
-                counts[place, plan.sampler.draw(number).reported] += 1
+                counts[place, plan.cohorts.draw(number).reported] += 1
         return counts
 
     # -- what acts on messages -------------------------------------------------------------------------------------
@@ -196,9 +200,12 @@ class Account:
                 f"privacy.bit_noise = {adaptive.noise:g}: more than half of the noise multiplier {noise['noise']:.4g} "
                 "is needed, or nothing is left to hide the rest of the message by"
             )
+        cohorts = self.cohorts[place]
+        by_group = cohorts.groups.items() if isinstance(cohorts, SideBySide) else ()
         return Gaussian(
             hidden, bound, noise["noise"] or 0.0, noise["local_noise"] or 0.0, privacy.clipping == "layer",
-            self.expected, counts, adaptive, privacy.reproducible,
+            expected_size(cohorts), counts, adaptive, privacy.reproducible,
+            {number: expected_size(sampler) for number, sampler in by_group},
         )  # fmt: skip
 
     def around(self, place: int) -> tuple[Transform, ...]:
@@ -241,7 +248,7 @@ class Account:
 
     def _tally(self) -> Tally:
         known = self.kind == "known"
-        return Tally(self, np.zeros((2, len(self.plans[0].sampler.train.population))) if known else None)
+        return Tally(self, np.zeros((2, len(self.base.train.population))) if known else None)
 
     @cached_property
     def _so_far(self) -> Tally:
@@ -346,7 +353,8 @@ class Account:
             "budget": self.privacy.epsilon, "stopped": stopped,
             "noise": self.settled["noise"] if sent else None, "local_noise": self.settled["local_noise"],
             "clip": self.privacy.clip, "adaptive": self.privacy.adaptive, "rounds": made, "planned": planned,
-            "cohort": self.expected, "sampling": self.kind, "rate": self.rate, "adjacency": ADJACENCY[self.kind],
+            "cohort": expected_size(self.base), "sampling": self.kind, "adjacency": ADJACENCY[self.kind],
+            "rate": max((plan.rate for plan in self.plans if plan.method.trains and plan.rounds), default=1.0),
             **{view: self._said(entry) for view, entry in spent.items()},
         }  # fmt: skip
 

@@ -17,7 +17,7 @@ number, the expected size of the cohort. A client whose message is not finite se
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class Gaussian(Transform):
     counts: tuple[str, ...] = ()  # fields that are one for everybody
     adaptive: Adaptive | None = None
     reproducible: bool = False
+    groups: dict[int, float] = field(default_factory=dict)  # clients expected of each, where sums are of groups
 
     @property
     def covers(self) -> bool:  # type: ignore[override]
@@ -143,18 +144,32 @@ class Gaussian(Transform):
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
         sums = dict(cohort.sums)
         if self.adaptive is not None:
-            sums.setdefault(BIT, torch.zeros(()))  # where nobody sent one
+            sums[BIT] = sums.get(BIT, torch.zeros(())).sum()  # where nobody sent one; and of all groups together
         for name, deviation in self.deviations(state, "sum").items():
             if name in sums:  # what each client reveals by itself is out of reach of noise on a sum
                 words = (key, "sum", name) if self.reproducible else None
                 sums[name] = with_noise(sums[name], deviation, words)
+        for name in [name for name in self.hidden if self.groups and name in sums]:
+            # noise is no reason for the model of nobody to move
+            sums[name] = tree_map(lambda leaf: leaf * _along(self._rows(leaf) > 0, leaf), sums[name])
         for name in [name for name in self.counts if name in sums]:
-            sums[name] = tree_map(lambda leaf: torch.full_like(leaf, self.expected), sums[name])
+            sums[name] = tree_map(self._expected, sums[name])
         if self.adaptive is not None:
             within = float(sums.pop(BIT)) / self.expected + 0.5
             step = self.adaptive.rate * (within - self.adaptive.quantile)
             state = {**state, "bound": self.limit(state) * math.exp(-step)}
         return replace(cohort, sums=sums), state
+
+    def _expected(self, sums: Tensor) -> Tensor:
+        """In place of how many came, the public number of each row."""
+        if not self.groups:
+            return torch.full_like(sums, self.expected)
+        return _along(self._rows(sums), sums).expand_as(sums).to(sums.dtype)
+
+    def _rows(self, sums: Tensor) -> Tensor:
+        rows = torch.zeros(len(sums))
+        rows[list(self.groups)] = torch.tensor(list(self.groups.values()))
+        return rows
 
 
 def _along(flags: Tensor, leaf: Tensor) -> Any:

@@ -87,15 +87,9 @@ def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, kee
 
 
 def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
-    """What cannot be accounted for; with bounds by field, every field that leaves needs one, in all stages."""
-    from bespoke.method import Method, Reveal
+    """With bounds by field, every field that leaves needs one, in all stages."""
+    from bespoke.method import Reveal
 
-    for method in methods:
-        if type(method).groups is not Method.groups:
-            raise UserError(
-                f"[privacy] has no account for {method.name}: its groups are cohorts of different sizes, and who is in "
-                "which may follow from clients' data. Train one model for all (fedavg), or leave [privacy] out"
-            )
     if not isinstance(privacy.clip, dict):
         return
     sent = {name for method in methods for name, kind in method.uplink.items() if kind is not Reveal.COUNT}

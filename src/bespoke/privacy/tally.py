@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from bespoke.method import Method
 from bespoke.privacy.accounting import Kind, Spent
-from bespoke.sampling import Sampler
+from bespoke.sampling import Sampler, SideBySide
 
 if TYPE_CHECKING:
     from bespoke.privacy.budget import Account
@@ -27,21 +28,35 @@ class Plan:
 
     method: Method
     rounds: int
-    sampler: Sampler
+    cohorts: Sampler | SideBySide
+
+    @property
+    def rate(self) -> float:
+        """How often the client comes that comes most often: with groups, one of the smallest."""
+        if isinstance(self.cohorts, SideBySide):
+            return max((_rate(sampler) for sampler in self.cohorts.groups.values()), default=1.0)
+        return _rate(self.cohorts)
 
 
-def sampling_of(sampler: Sampler, local: bool) -> tuple[Kind, float]:
-    """How clients come, and at which rate: see bespoke.privacy.accounting."""
-    total = len(sampler.train.clients)
-    rate = sampler.size / max(total, 1)
-    if local or sampler.over_select > 1 or rate >= 1 or sampler.sampling not in ("poisson", "uniform"):
-        return "known", 1.0
-    return ("poisson", rate) if sampler.sampling == "poisson" else ("fixed", rate)
+def _rate(sampler: Sampler) -> float:
+    total = len(sampler.clients)
+    return 1.0 if sampler.sampling == "full" else min(sampler.size / max(total, 1), 1.0)
 
 
-def expected_size(sampler: Sampler) -> float:
+def sampling_of(base: Sampler, plans: Sequence[Plan], local: bool) -> Kind:
+    """How clients come: see bespoke.privacy.accounting. Where everyone comes, that is known."""
+    everyone = all(plan.rate >= 1 for plan in plans if plan.method.trains and plan.rounds)
+    if local or base.over_select > 1 or everyone or base.sampling not in ("poisson", "uniform"):
+        return "known"
+    return "poisson" if base.sampling == "poisson" else "fixed"
+
+
+def expected_size(cohorts: Sampler | SideBySide) -> float:
     """How many clients answer in a round, as far as the public can know."""
-    total = len(sampler.train.clients)
+    if isinstance(cohorts, SideBySide):
+        return max(sum(expected_size(sampler) for sampler in cohorts.groups.values()), 1.0)
+    sampler = cohorts
+    total = len(sampler.clients)
     asked = total if sampler.sampling == "full" else min(sampler.size * sampler.over_select, total)
     answers = asked * (1 - sampler.dropout)
     return max(min(answers, sampler.size) if sampler.over_select > 1 else answers, 1.0)
@@ -52,7 +67,7 @@ class Tally:
 
     def __init__(self, account: Account, squared: Floats | None) -> None:
         self.account, self.squared = account, squared
-        self.rounds: Counter[float] = Counter()
+        self.rounds: Counter[tuple[float, float]] = Counter()
         self.seen: dict[int, int] = {}  # rounds of each stage that are added up
         self.sent = False
 
@@ -71,9 +86,10 @@ class Tally:
         for current in range(begin + 1, number + 1):
             self.sent = True
             if self.squared is None:
-                self.rounds[account.settled["noise"] / math.sqrt(account._times(place, current, "released"))] += 1
+                noise = account.settled["noise"] / math.sqrt(account._times(place, current, "released"))
+                self.rounds[plan.rate, noise] += 1
                 continue
-            came = plan.sampler.draw(current).reported
+            came = plan.cohorts.draw(current).reported
             for row, view in enumerate(VIEWS):
                 if math.isfinite(parts[row]):
                     self.squared[row, came] += parts[row] * account._times(place, current, view)
@@ -85,7 +101,7 @@ class Tally:
             reasons = [*account.general, *(reason for place in stages for reason in account.why(place, view))]
             why = tuple(dict.fromkeys(reasons)) if self.sent else ()
             if self.squared is None and view == "released":
-                found.append(Spent(account.kind, account.rate, dict(self.rounds), why=why))
+                found.append(Spent(account.kind, dict(self.rounds), why=why))
             else:
                 squared = float(self.squared[row].max()) if self.squared is not None else 0.0
                 found.append(Spent(squared_mu=squared, why=why))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bespoke.metrics.analyses import Analysis, told
-from bespoke.reports.figures import Figure, _axis, _label
+from bespoke.reports.figures import Figure, axis, escaped
 
 MOST_GROUPS = 20  # in a figure
 PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
@@ -33,7 +33,7 @@ def confusion_figure(record: dict[str, Any]) -> Figure:
     """Groups down, guesses across: the part of a group's clients in each cell."""
     counts = np.array(record["counts"], dtype=float)[:MOST_GROUPS, :MOST_GROUPS]
     part = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    names = [_label(str(group)) for group in record["groups"][:MOST_GROUPS]]
+    names = [escaped(str(group)) for group in record["groups"][:MOST_GROUPS]]
     return {
         "data": [{
             "type": "heatmap", "z": part.round(4).tolist(), "x": names, "y": names, "zmin": 0, "zmax": 1,
@@ -41,8 +41,8 @@ def confusion_figure(record: dict[str, Any]) -> Figure:
             "hovertemplate": "group %{y}, guessed %{x}: %{z:.1%}<extra></extra>",
         }],
         "label": "the groups of clients, and what their embeddings say", "height": 380,
-        "layout": {"xaxis": _axis("guessed from the embedding", type="category"),
-                   "yaxis": _axis("group", type="category", autorange="reversed")},
+        "layout": {"xaxis": axis("guessed from the embedding", type="category"),
+                   "yaxis": axis("group", type="category", autorange="reversed")},
     }  # fmt: skip
 
 
@@ -58,13 +58,13 @@ def plane_figure(analysis: Analysis) -> Figure:
     for place, group in enumerate(analysis.record["groups"][:MOST_GROUPS]):
         rows = table[table["group"] == group]
         traces.append({
-            "type": "scatter", "mode": "markers", "name": _label(str(group)), "x": rows["x"].round(2).tolist(),
+            "type": "scatter", "mode": "markers", "name": escaped(str(group)), "x": rows["x"].round(2).tolist(),
             "y": rows["y"].round(2).tolist(), "hoverinfo": "name", "showlegend": True,
             "marker": {"color": f"${PALETTE[place % len(PALETTE)]}", "size": 5,
                        "symbol": SYMBOLS[place // len(PALETTE) % len(SYMBOLS)]},
         })  # fmt: skip
     return {
         "data": traces, "label": "personal embeddings in the plane", "height": 380,
-        "layout": {"xaxis": _axis("", showticklabels=False, zeroline=False),
-                   "yaxis": _axis("", showticklabels=False, zeroline=False), "hovermode": "closest"},
+        "layout": {"xaxis": axis("", showticklabels=False, zeroline=False),
+                   "yaxis": axis("", showticklabels=False, zeroline=False), "hovermode": "closest"},
     }  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bespoke.metrics.answer import change_of
-from bespoke.metrics.clients import Cells, Floats, Study, numbered
+from bespoke.metrics.clients import Cells, Floats
 from bespoke.metrics.concerns import SIZEABLE
-from bespoke.metrics.summary import BEFORE, COLLAPSED, MethodSummary, Summary
+from bespoke.metrics.summary import BEFORE, MethodSummary, Summary
 from bespoke.metrics.text import jsonable, metric_name
 from bespoke.randomness import generator
 
@@ -21,7 +21,6 @@ Figure = dict[str, Any]
 
 MOST_DRAWN = 20_000  # clients in a figure; the numbers are always of all
 MOST_GROUPS = 30
-MOST_ROUNDS = 400  # points of a line of rounds
 MANY_POINTS = 1_500  # from here on points are drawn by WebGL
 _COLOURS = 6  # of the theme, besides the baseline's grey
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -93,11 +92,11 @@ def _over_seeds(values: Floats) -> Floats:
     return np.where(known, values, 0.0).sum(0) / np.where(seeds > 0, seeds, np.nan)
 
 
-def _axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, "automargin": True, **more}
 
 
-def _label(text: str) -> str:
+def escaped(text: str) -> str:
     """Plotly reads a little HTML in texts; a user's string must not be read so."""
     return html.escape(text, quote=False)
 
@@ -154,24 +153,24 @@ def clients_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> 
                 "customdata": _customdata(drawn), "showlegend": False,
                 "marker": {"color": f"${colour}", "size": 4 if drawn.clients > 500 else 6,
                            "opacity": 0.25 if drawn.clients > 500 else 0.45},
-                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>{_label(title)}</extra>",
+                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>{escaped(title)}</extra>",
             },
             {
                 "type": "box", "orientation": "h", "y": [row - 0.24], "q1": [q1], "median": [median], "q3": [q3],
                 "lowerfence": [p10], "upperfence": [p90], "mean": jsonable([known.mean()], 5), "boxmean": True,
-                "width": 0.26, "showlegend": False, "name": _label(title), "hoverinfo": "x+name",
+                "width": 0.26, "showlegend": False, "name": escaped(title), "hoverinfo": "x+name",
                 "line": {"color": f"${colour}", "width": 1.8}, "fillcolor": f"${colour}/0.18", "whiskerwidth": 0.5,
             },
         ]  # fmt: skip
     bounds, outside = _range([drawn.values[label] for label, _ in methods])
-    ticks = {"tickvals": list(range(len(methods))), "ticktext": [_label(title) for _, title in methods]}
+    ticks = {"tickvals": list(range(len(methods))), "ticktext": [escaped(title) for _, title in methods]}
     return {
         "data": traces,
         "beyond": outside,
         "label": f"{name} of every client under each method",
         "height": 90 + 92 * len(methods),
         "layout": {
-            "xaxis": _axis(f"{name} per client", range=bounds, zeroline=False),
+            "xaxis": axis(f"{name} per client", range=bounds, zeroline=False),
             "yaxis": {**ticks, "range": [len(methods) - 0.5, -0.5], "showgrid": False, "zeroline": False,
                       "automargin": True, "fixedrange": True},
             "hovermode": "closest",
@@ -206,9 +205,9 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
         "label": "change of every client against its number of examples",
         "height": 420,
         "layout": {
-            "xaxis": _axis("examples the client can learn from", zeroline=False,
+            "xaxis": axis("examples the client can learn from", zeroline=False,
                            **example_ticks(min(drawn.columns["examples"]), max(drawn.columns["examples"]))),
-            "yaxis": _axis(f"change of {name}", range=ranges[focus_of(summary).label], zeroline=True),
+            "yaxis": axis(f"change of {name}", range=ranges[focus_of(summary).label], zeroline=True),
             "hovermode": "closest",
             **_sides(summary, 100 * max(abs(end) for bounds in ranges.values() for end in bounds)),
         },
@@ -250,7 +249,7 @@ def sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
         style = styles[method.label]
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": _label(method.title),
+                "type": "scatter", "mode": "lines", "name": escaped(method.title),
                 "x": jsonable([0, *(100 * (at + 0.5) / len(ordered)), 100], 4),
                 "y": jsonable([ordered[0], *ordered[at], ordered[-1]], 4),
                 "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash,
@@ -266,9 +265,9 @@ def sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
         "label": "changes of all clients in order",
         "height": 380,
         "layout": {
-            "xaxis": _axis("clients, from the most hurt to the most helped", range=[0, 100], ticksuffix=" %",
+            "xaxis": axis("clients, from the most hurt to the most helped", range=[0, 100], ticksuffix=" %",
                            zeroline=False),
-            "yaxis": _axis(f"change of {metric_name(summary.metric)}", range=bounds, zeroline=True),
+            "yaxis": axis(f"change of {metric_name(summary.metric)}", range=bounds, zeroline=True),
             "hovermode": "x unified",
             **_sides(summary, 100 * max(map(abs, bounds))),
         },
@@ -294,7 +293,7 @@ def groups_figure(summary: Summary, styles: dict[str, Style]) -> Figure:
         style = styles[method.label]
         traces.append(
             {
-                "type": "scatter", "mode": "markers", "name": _label(method.title),
+                "type": "scatter", "mode": "markers", "name": escaped(method.title),
                 "x": jsonable([of[name].mean for name in names], 5), "y": list(range(len(names))),
                 "marker": {"color": f"${style.colour}", "size": 11, "opacity": 0.9,
                            "symbol": "line-ns-open" if style.colour == "m0" else "circle",
@@ -302,119 +301,18 @@ def groups_figure(summary: Summary, styles: dict[str, Style]) -> Figure:
                 "hovertemplate": "%{x:.4g}",
             }
         )  # fmt: skip
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [_label(name or "(no group)") for name in names]}
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [escaped(name or "(no group)") for name in names]}
     return {
         "data": traces,
         "label": "mean of each group under each method",
         "height": 110 + 26 * len(names),
         "layout": {
-            "xaxis": _axis(f"mean {metric_name(summary.metric)} per client", zeroline=False),
+            "xaxis": axis(f"mean {metric_name(summary.metric)} per client", zeroline=False),
             "yaxis": {**ticks, "range": [len(names) - 0.4, -0.6], "automargin": True, "fixedrange": True,
                       "zeroline": False},
             "hovermode": "y unified",
         },
     }  # fmt: skip
-
-
-def curve_figure(study: Study, summary: Summary, styles: dict[str, Style], against: str) -> Figure:
-    """The validation metric during training: the mean over seeds, and between which values the seeds lie."""
-    traces: list[dict[str, Any]] = []
-    most = max((method.cost.bytes for method in summary.methods if method.cost), default=0.0)
-    unit, scale = next(((name, by) for name, by in (("GB", 1e9), ("MB", 1e6)) if most >= by), ("kB", 1e3))
-    for method in summary.methods:
-        curves = [_curve(run.lines("rounds.jsonl"), summary.metric) for run in study.runs if run.label == method.label]
-        rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-        if len(rounds) < 2:
-            continue
-        style = styles[method.label]
-        values = np.array([[curve[r][1] for r in rounds] for curve in curves])
-        x: Sequence[float] = rounds if against == "round" else _mean_traffic(curves, rounds, scale)
-        if against != "round" and not any(x):
-            continue  # a method that sends nothing has no place on this axis
-        if len(curves) > 1:
-            band = {"type": "scatter", "mode": "lines", "x": jsonable(x, 5), "line": {"width": 0}, "showlegend": False,
-                    "hoverinfo": "skip", "legendgroup": method.label}  # fmt: skip
-            traces.append({**band, "y": jsonable(values.min(0), 5)})
-            fill = {"fill": "tonexty", "fillcolor": f"${style.colour}/0.15"}
-            traces.append({**band, **fill, "y": jsonable(values.max(0), 5)})
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "name": _label(method.title), "legendgroup": method.label,
-                "x": jsonable(x, 5), "y": jsonable(values.mean(0), 5), "hovertemplate": "%{y:.4g}",
-                "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash},
-            }
-        )  # fmt: skip
-    if not traces:
-        return {}
-    # the papers count parameters; these are numbers of four bytes
-    parameters = f"1 {unit} is {scale / 4:,.0f} parameters"
-    title = "round" if against == "round" else f"{unit} moved by a client in every round ({parameters})"
-    return {
-        "data": traces,
-        "label": f"validation {metric_name(summary.metric)} against {title}",
-        "height": 340,
-        "layout": {
-            "xaxis": _axis(title, zeroline=False),
-            "yaxis": _axis(f"validation {metric_name(summary.metric)}", zeroline=False),
-            "hovermode": "x unified",
-        },
-    }
-
-
-def _curve(lines: Sequence[dict[str, Any]], metric: str) -> dict[int, tuple[float, float]]:
-    """Round, counted through all stages -> (bytes moved by a client so far, validation metric)."""
-    curve: dict[int, tuple[float, float]] = {}
-    moved = 0.0
-    for number, line in numbered(lines):
-        if line.get("clients"):
-            moved += (line.get("bytes_down", 0) + line.get("bytes_up", 0)) / line["clients"]
-        value = (line.get("validation") or {}).get(metric)
-        if value is not None and math.isfinite(value):
-            curve[number] = (moved, float(value))
-    return curve
-
-
-def clusters_figure(study: Study, summary: Summary, styles: dict[str, Style]) -> Figure:
-    """The share of the largest cluster in every round, a line for each seed (Motley, Figure 6a)."""
-    traces: list[dict[str, Any]] = []
-    for method in summary.methods:
-        style = styles[method.label]
-        named = False
-        for run in study.runs:
-            shares = list(run.largest_shares().items()) if run.label == method.label else []
-            if not shares:
-                continue
-            # a few hundred rounds draw the same line as thousands; the last one is always among them
-            kept = shares[:: -max(len(shares) // MOST_ROUNDS, 1)][::-1]
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines", "name": _label(method.title), "legendgroup": method.label,
-                    "showlegend": not named, "x": [number for number, _ in kept],
-                    "y": jsonable([100 * share for _, share in kept], 4),
-                    "line": {"color": f"${style.colour}", "width": 1.6, "dash": style.dash},
-                    "hovertemplate": f"%{{y:.3g}} %, seed {run.seed}",
-                }
-            )  # fmt: skip
-            named = True
-    if not traces:
-        return {}
-    bound = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * COLLAPSED, "y1": 100 * COLLAPSED,
-             "line": {"color": "$strong", "width": 1, "dash": "dot"}}  # fmt: skip
-    return {
-        "data": traces,
-        "label": "share of the clients in the largest cluster against round",
-        "height": 340,
-        "layout": {
-            "xaxis": _axis("round", zeroline=False),
-            "yaxis": _axis("clients in the largest cluster", range=[0, 103], ticksuffix=" %", zeroline=False),
-            "hovermode": "x unified",
-            "shapes": [bound],
-        },
-    }
-
-
-def _mean_traffic(curves: Sequence[dict[int, tuple[float, float]]], rounds: Sequence[int], scale: float) -> list[float]:
-    return [sum(curve[r][0] for curve in curves) / len(curves) / scale for r in rounds]
 
 
 def forest(summary: Summary, method: MethodSummary) -> dict[str, float] | None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bespoke.metrics.clients import Study
+from bespoke.metrics.folders import Study
 from bespoke.metrics.groups import ALL, Gain, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary
 from bespoke.metrics.text import jsonable, metric_name
-from bespoke.reports.figures import MOST_GROUPS, Figure, _axis, _label
+from bespoke.reports.figures import MOST_GROUPS, Figure, axis, escaped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
     middles = (edges[:-1] + edges[1:]) / 2
     gained = middles < 0 if found.lower else middles > 0
     name = metric_name(found.metric)
-    against = f"{name}, {_label(titles[found.label])} against {_label(titles[found.rival])}"
+    against = f"{name}, {escaped(titles[found.label])} against {escaped(titles[found.rival])}"
     return {
         "data": [{
             "type": "bar", "x": jsonable(middles.tolist(), 5), "y": counts.tolist(), "width": 2 * reach / BINS * 0.94,
@@ -67,7 +67,7 @@ def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
         "label": f"relative change of {name}, {titles[found.label]} against {titles[found.rival]}",
         "height": 320,
         "layout": {
-            "xaxis": _axis(f"change of {against}, %"),
-            "yaxis": _axis("clients"), "bargap": 0,
+            "xaxis": axis(f"change of {against}, %"),
+            "yaxis": axis("clients"), "bargap": 0,
         },
     }  # fmt: skip

@@ -22,7 +22,7 @@ from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.metrics import clients as over
 from bespoke.metrics.answer import change_of, signed_change
-from bespoke.metrics.clients import Study
+from bespoke.metrics.folders import Study
 from bespoke.metrics.guarantee import ASIDE, guarantees
 from bespoke.metrics.significance import draws_for
 from bespoke.metrics.summary import BEFORE, Summary, read, summarize_study, with_before
@@ -36,13 +36,12 @@ from bespoke.metrics.text import (
     size,
     with_interval,
 )
+from bespoke.reports.curves import clusters_figure, curve_figure
 from bespoke.reports.figures import (
     MOST_GROUPS,
     Drawn,
     change_figure,
     clients_figure,
-    clusters_figure,
-    curve_figure,
     draw,
     focus_of,
     forest,

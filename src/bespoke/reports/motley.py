@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bespoke.metrics.analyses import Analysis, read_analyses, told
-from bespoke.metrics.clients import Study
 from bespoke.metrics.clusters import clusters_of
 from bespoke.metrics.concerns import SIZEABLE, concerns
+from bespoke.metrics.folders import Study
 from bespoke.metrics.motley import motley_lines
 from bespoke.metrics.summary import Summary
 from bespoke.reports.embeddings import embedding_parts

@@ -10,7 +10,7 @@ import numpy as np
 from bespoke.metrics.analyses import Analysis, starts_untrained
 from bespoke.metrics.clusters import Clusters
 from bespoke.metrics.text import jsonable, metric_name
-from bespoke.reports.figures import Figure, Style, _axis, _label, example_ticks
+from bespoke.reports.figures import Figure, Style, axis, escaped, example_ticks
 
 Styles = dict[str, Style]
 
@@ -41,8 +41,8 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
         "label": f"{metric} on own rows against {title}",
         "height": 460,
         "layout": {
-            "xaxis": _axis(f"mean {metric} on own rows", zeroline=False, range=x_range),
-            "yaxis": _axis(f"mean {metric} on {title}", zeroline=False, range=y_range),
+            "xaxis": axis(f"mean {metric} on own rows", zeroline=False, range=x_range),
+            "yaxis": axis(f"mean {metric} on {title}", zeroline=False, range=y_range),
             "hovermode": "closest",
         },
     }
@@ -61,7 +61,7 @@ def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Style
             name = f"{title}, {curve['name']}" if curve["name"] else f"{title}, {record['axis']}"
             colour = f"${PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour}"
             traces.append({
-                "type": "scatter", "mode": "lines+markers", "name": _label(name),
+                "type": "scatter", "mode": "lines+markers", "name": escaped(name),
                 "x": jsonable([curve["own"][k] for k in marks], 5), "y": jsonable([curve[part][k] for k in marks], 5),
                 "customdata": [f"{record['axis']} {curve['at'][k]:g}" for k in marks],
                 "line": {"color": colour, "width": 2, "dash": "solid" if alone else DASHES[place % len(DASHES)]},
@@ -85,9 +85,9 @@ def _ood_points(
                 continue
             name = "shared model" if shared else titles[analysis.label]
             traces.append({
-                "type": "scatter", "mode": "markers+text" if beside else "markers", "name": _label(name),
+                "type": "scatter", "mode": "markers+text" if beside else "markers", "name": escaped(name),
                 "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": not beside,
-                "text": [_label(name)], "textposition": "bottom center" if shared else "top center",
+                "text": [escaped(name)], "textposition": "bottom center" if shared else "top center",
                 "marker": {"symbol": "diamond-open" if shared else STARS[styles[analysis.label].dash], "size": 14,
                            "color": "$ink" if shared else f"${styles[analysis.label].colour}",
                            "line": {"width": 1.5, "color": "$ink"}},
@@ -130,7 +130,7 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
     lines, boxes = [], []
     fractions = sorted({p["fraction"] for a in analyses for p in a.record["points"]}, reverse=True)
     for row, analysis in enumerate(analyses):
-        style, title = styles[analysis.label], _label(titles[analysis.label])
+        style, title = styles[analysis.label], escaped(titles[analysis.label])
         points = [p for p in analysis.record["points"] if p["mean"] is not None]
         lines.append({
             "type": "scatter", "mode": "lines+markers", "name": title,
@@ -153,15 +153,15 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
     mean: Figure = {
         "data": lines, "label": f"mean {metric} against the part of the examples", "height": 360,
         "layout": {
-            "xaxis": _axis(across, ticksuffix=" %", autorange="reversed", zeroline=False),
-            "yaxis": _axis(f"mean {metric}", zeroline=False), "hovermode": "x unified",
+            "xaxis": axis(across, ticksuffix=" %", autorange="reversed", zeroline=False),
+            "yaxis": axis(f"mean {metric}", zeroline=False), "hovermode": "x unified",
         },
     }  # fmt: skip
     change: Figure = {
         "data": boxes, "label": "changes of clients at each part of the examples", "height": 360,
         "layout": {
-            "xaxis": _axis(across, zeroline=False, showgrid=False, **ticks),
-            "yaxis": _axis(f"change of {metric}, per client", zeroline=True), "hovermode": "closest",
+            "xaxis": axis(across, zeroline=False, showgrid=False, **ticks),
+            "yaxis": axis(f"change of {metric}, per client", zeroline=True), "hovermode": "closest",
         },
     }  # fmt: skip
     return mean, change
@@ -170,7 +170,7 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
 def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
     """The mean and the clients hurt over the values of a knob (Figures 4 and 7a-b)."""
     record, style = analysis.record, styles[analysis.label]
-    metric, axis = metric_name(analysis.metric), str(record["axis"])
+    metric, varied = metric_name(analysis.metric), str(record["axis"])
     values = [point["value"] for point in record["points"]]
     numeric = all(isinstance(value, int | float) for value in values)
     logarithmic = numeric and min(values) > 0 and max(values) >= 8 * min(values) and len(values) <= 12
@@ -199,8 +199,8 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
         else:
             y_axis |= {"ticksuffix": " %", "rangemode": "tozero"}
         found.append({
-            "data": traces, "label": f"{title} over {axis}", "height": 340, "beyond": beyond,
-            "layout": {"xaxis": _axis(axis, **x_axis), "yaxis": _axis(title, **y_axis), "hovermode": "x unified"},
+            "data": traces, "label": f"{title} over {varied}", "height": 340, "beyond": beyond,
+            "layout": {"xaxis": axis(varied, **x_axis), "yaxis": axis(title, **y_axis), "hovermode": "x unified"},
         })  # fmt: skip
     return found[0], found[1]
 
@@ -222,7 +222,7 @@ def choosers_figure(analysis: Analysis) -> Figure:
         traces.append({
             "type": "scattergl" if len(table) > 1_500 else "scatter", "mode": "markers", "name": name,
             "x": jsonable(table["support_examples"].tolist(), 5), "y": jsonable(change.tolist(), 4),
-            "text": [_label(str(client)) for client in table.index],
+            "text": [escaped(str(client)) for client in table.index],
             "marker": {"color": f"${colour}", "size": 7, "opacity": 0.65, "symbol": symbol},
             "hovertemplate": "<b>%{text}</b><br>%{x:,.0f} examples<br>change %{y:+.4g}",
         })  # fmt: skip
@@ -231,8 +231,8 @@ def choosers_figure(analysis: Analysis) -> Figure:
     return {
         "data": traces, "label": "changes of clients by who chooses the settings", "height": 380,
         "layout": {
-            "xaxis": _axis("examples to personalize with", zeroline=False, **scale),
-            "yaxis": _axis(f"change of {metric}", zeroline=True), "hovermode": "closest",
+            "xaxis": axis("examples to personalize with", zeroline=False, **scale),
+            "yaxis": axis(f"change of {metric}", zeroline=True), "hovermode": "closest",
         },
     }  # fmt: skip
 
@@ -243,7 +243,7 @@ def clusters_figure(clusters: Clusters) -> Figure:
     counts = np.array(clusters.counts)
     traces = [
         {
-            "type": "bar", "name": _label(group or "clients"), "x": clusters.names, "y": counts[place].tolist(),
+            "type": "bar", "name": escaped(group or "clients"), "x": clusters.names, "y": counts[place].tolist(),
             "marker": {"color": f"${PALETTE[place % len(PALETTE)]}{'/0.55' if place >= len(PALETTE) else ''}"},
             "showlegend": len(clusters.groups) > 1, "hovertemplate": "%{y}",
         }
@@ -256,6 +256,6 @@ def clusters_figure(clusters: Clusters) -> Figure:
                        "marker": {"color": "$m0"}, "showlegend": True, "hovertemplate": "%{y}"})  # fmt: skip
     return {
         "data": traces, "label": "clients of each group in each cluster", "height": 340,
-        "layout": {"barmode": "stack", "xaxis": _axis("", showgrid=False), "yaxis": _axis("clients", zeroline=False),
+        "layout": {"barmode": "stack", "xaxis": axis("", showgrid=False), "yaxis": axis("clients", zeroline=False),
                    "hovermode": "x unified"},
     }  # fmt: skip

@@ -38,7 +38,10 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
 def print_analyses(folders: Sequence[Path], names: set[str], console: Console | None = None) -> None:
     """What `bespoke analyze` found, averaged over the seeds of each method."""
     console = console or Console()
-    titles = {"ood": "own rows and others' rows", "fewer-examples": "fewer examples", "per-client": "who chooses"}
+    titles = {
+        "ood": "own rows and others' rows", "fewer-examples": "fewer examples", "per-client": "who chooses",
+        "embeddings": "what embeddings know",
+    }  # fmt: skip
     for analysis in read_analyses(list(dict.fromkeys(folders))):
         if analysis.name not in names:
             continue

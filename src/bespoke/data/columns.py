@@ -1,0 +1,86 @@
+"""Columns of Arrow as arrays: what a value is, and which are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from bespoke.errors import UserError
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+MISSING = ["", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null"]
+
+
+def is_number(kind: Any) -> bool:
+    is_clock = pa.types.is_time(kind) or pa.types.is_duration(kind)
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or is_clock
+
+
+def is_date(kind: Any) -> bool:
+    return pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Without the encodings that Parquet may bring: dictionaries, and texts of several kinds."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+        column = column.cast(pa.string())
+    return column
+
+
+def numbers_of(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """As float64, NaN where missing."""
+    if pa.types.is_time(column.type) or pa.types.is_duration(column.type):
+        column = column.cast(pa.int32() if pa.types.is_time32(column.type) else pa.int64())
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    return column.cast(pa.float64(), safe=False).to_numpy()
+
+
+def seconds_of(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """Dates as seconds since 1970, NaN where missing."""
+    return column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy() / 1e6
+
+
+def levels_of(column: pa.ChunkedArray, missing: list[str]) -> tuple[NDArray[Any], Ints]:
+    """The different values as texts, and each row's place among them (-1 where missing)."""
+    if pa.types.is_floating(column.type):
+        values = column.to_numpy()
+        if np.array_equal(values, np.trunc(values), equal_nan=True):  # 7.0 is the id 7: a gap made floats of integers
+            column = column.cast(pa.int64(), safe=False)
+    try:
+        texts = column.cast(pa.string())
+    except pa.ArrowException:
+        raise UserError(
+            f"a client, group or target cannot be a column of {column.type}: its values are no texts"
+        ) from None
+    encoded = pc.dictionary_encode(texts).combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.unify_dictionaries().chunk(0)
+    names = np.array(encoded.dictionary.to_pylist(), dtype=str)
+    code = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+    if (absent := np.isin(names, missing)).any():
+        place = np.append(np.where(absent, -1, np.cumsum(~absent) - 1), -1)
+        names, code = names[~absent], place[code]
+    return names, code
+
+
+def is_missing(column: pa.ChunkedArray, texts: list[str]) -> Bools:
+    """Which values are null, NaN, or one of these texts."""
+    missing = column.is_null(nan_is_null=True).to_numpy()
+    if pa.types.is_string(column.type):
+        missing |= pc.is_in(column, value_set=pa.array(texts)).to_numpy()
+    return missing
+
+
+def is_row_number(column: pa.ChunkedArray) -> bool:
+    if not pa.types.is_integer(column.type) or column.null_count or len(column) < 10:
+        return False
+    return bool((np.diff(column.to_numpy().astype(np.int64)) == 1).all())

@@ -1,0 +1,107 @@
+"""A CSV or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from bespoke.data.columns import MISSING, plain
+from bespoke.errors import UserError
+
+_CSV, _TSV, _PARQUET = (".csv", ".txt"), (".tsv", ".tab"), (".parquet", ".pq")
+
+
+def read_file(path: Path, notes: list[str]) -> pa.Table:
+    if not path.exists():
+        raise UserError(f"there is no file {path}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name one CSV or Parquet file")
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix in _PARQUET:
+        table = _read_parquet(path)
+    elif suffix in _CSV + _TSV:
+        table = _read_csv(path, suffix, notes)
+    else:
+        allowed = ", ".join((*_CSV, *_TSV, *_PARQUET))
+        raise UserError(f"{path.name} ends in {suffix!r}; tables are read from {allowed}, the texts also as .gz")
+    names = table.column_names
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise UserError(f"{path.name} has several columns of one name: {', '.join(map(repr, twice))}")
+    if table.num_rows == 0:
+        raise UserError(f"{path.name} is empty: it has {len(names)} columns and no rows")
+    kept = [name for name in names if not name.startswith("__index_level_")]  # pandas' row labels
+    return pa.table({name: plain(table[name]) for name in kept})
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    try:
+        return pyarrow.parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is not a readable Parquet file ({_first_line(error)})") from None
+
+
+def _read_csv(path: Path, suffix: str, notes: list[str]) -> pa.Table:
+    start = _first_bytes(path)
+    encodings = ("utf-8", "cp1252")
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # as Excel's "Unicode text"
+        encodings, start = ("utf-16", "utf-16"), start.decode("utf-16", errors="ignore").encode()
+    if b"\0" in start:
+        raise UserError(f"{path} is not a readable CSV file: it holds zero bytes, so it is no text")
+    delimiter = "\t" if suffix in _TSV else _delimiter(start)
+    # Where ';' separates columns, the decimal point is often a comma.
+    decimal = "," if delimiter == ";" and b"." not in start.split(b"\n", 1)[-1] else "."
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    convert = pyarrow.csv.ConvertOptions(
+        null_values=MISSING,
+        decimal_point=decimal,
+        timestamp_parsers=[pyarrow.csv.ISO8601, "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y"],
+    )
+    for encoding in encodings:
+        read = pyarrow.csv.ReadOptions(encoding=encoding, block_size=1 << 24)
+        try:
+            table = pyarrow.csv.read_csv(path, read, parse, convert)
+        except UnicodeDecodeError:
+            continue
+        except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+            read.use_threads = False  # then the error names the row
+            raise UserError(f"{path} is not a readable CSV file: {_csv_problem(path, read, parse, error)}") from None
+        if not any(pa.types.is_binary(field.type) for field in table.schema):  # bytes that are not UTF-8
+            if encoding != "utf-8":
+                notes.append(f"The file is not in UTF-8; it was read as {encoding}.")
+            return table
+    raise UserError(f"{path} is not a readable CSV file: it is neither in UTF-8 nor in cp1252")
+
+
+def _csv_problem(path: Path, read: Any, parse: Any, error: BaseException) -> str:
+    try:
+        pyarrow.csv.read_csv(path, read, parse)
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as again:
+        error = again
+    return _first_line(error)
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return file.read(1 << 16)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+def _delimiter(start: bytes) -> str:
+    """The candidate most frequent in the header, quoted names left out."""
+    header = start.split(b"\n", 1)[0]
+    unquoted = b"".join(header.split(b'"')[::2])
+    return max(",;\t|", key=lambda sign: unquoted.count(sign.encode()))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,125 @@
+"""What a finished run leaves: clients.parquet, selection.parquet, choices.json and, last, result.json."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespoke.data.arrays import write_text
+from bespoke.runfolder import RunFolder
+from bespoke.scoring import Final, json_number
+from bespoke.selection import Choice, ValidationScores
+from bespoke.stages import Experiment
+from bespoke.tensors import Params, Tree, count
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of an experiment, on their way into its folder."""
+
+    experiment: Experiment
+    folder: RunFolder
+    final: Final
+
+    def write(self, server: Tree, params: Params, excluded: Counter[str], privacy: dict[str, Any]) -> dict[str, Any]:
+        """All of it; returns what result.json says. excluded: how often whose update could not be used."""
+        self._clients(self._served(server))
+        if self.experiment.split.kind == "cross-device" and self.final.held_out is not None:
+            self._selection(self.final.held_out)
+        population, picked = self.experiment.population, self.final.picked
+        own = {population.ids[client]: candidate for client, candidate in picked.own.items()}
+        write_text(self.folder.path / "choices.json", json.dumps({"default": picked.default, "own": own}))
+        self.folder.write_result(self._result(params, excluded, privacy))
+        return self.folder.result() or {}
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.experiment.stages[-1].method.candidates()
+
+    def _served(self, server: Tree) -> Ints | None:
+        """The group whose model serves each client, where groups were found and not given."""
+        groups, given = self.experiment.stages[-1].method.groups(server), self.experiment.setting(0).groups
+        known = groups is None or (given is not None and torch.equal(groups, given))
+        return None if known or groups is None else groups.numpy()
+
+    def _clients(self, served: Ints | None) -> None:
+        split, population = self.experiment.split, self.experiment.population
+        query, own, picked = self.final.query, self.final.own, self.final.picked
+        clients = query.clients
+        table: dict[str, Any] = {
+            "client": [population.ids[c] for c in clients],
+            "group": [population.group_of(c) for c in clients],
+            "train_examples": split.train.sizes(clients) if split.kind == "cross-silo" else np.zeros_like(clients),
+            "support_examples": split.test.support.sizes(clients),
+            "validation_examples": split.test.validation.sizes(clients),
+            "query_examples": split.test.query.sizes(clients),
+            "candidate": [self._names[k] for k in picked.of(clients)],
+            **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
+        }
+        for metric in self.experiment.task.metrics:
+            table[f"query_{metric}"] = query.at(picked, metric)
+            missing = np.full(len(clients), np.nan)
+            table[f"validation_{metric}"] = own.at(picked, metric) if own is not None else missing
+            table[f"baseline_{metric}"] = query.at(Choice(0, {}), metric)
+        self.folder.write_table("clients.parquet", table)
+
+    def _selection(self, held_out: ValidationScores) -> None:
+        """The validation clients under what was chosen: common rules are made on these, never on query rows."""
+        selection = self.experiment.split.selection
+        table: dict[str, Any] = {
+            "client": [self.experiment.population.ids[c] for c in held_out.clients],
+            "support_examples": selection.support.sizes(held_out.clients),
+            "validation_examples": selection.validation.sizes(held_out.clients),
+        }
+        for metric in self.experiment.task.metrics:
+            table[f"validation_{metric}"] = held_out.at(self.final.picked, metric)
+        self.folder.write_table("selection.parquet", table)
+
+    def _result(self, params: Params, excluded: Counter[str], privacy: dict[str, Any]) -> dict[str, Any]:
+        experiment, final, names = self.experiment, self.final, self._names
+        task, metric, picked = experiment.task, experiment.metric, final.picked
+        rounds = self.folder.read_log("rounds.jsonl")
+        lines = self.folder.read_log("ledger.jsonl")
+        validation, candidates = None, {}
+        if final.held_out is not None:
+            validation = json_number(np.nanmean(final.held_out.at(picked, metric)))
+            means = np.nanmean(final.held_out.values(metric), axis=0)
+            candidates = {name: json_number(value) for name, value in zip(names, means)}
+        chosen = {"candidate": names[picked.default], "by_client": bool(picked.own)}
+        silos = experiment.split.kind == "cross-silo"
+        return {
+            "label": experiment.label, "seed": experiment.seed, "metric": metric,
+            "lower_is_better": experiment.lower_is_better, "metrics": list(task.metrics),
+            "lower": [m for m in task.metrics if m in task.lower_is_better], "protocol": experiment.split.kind,
+            "clients": len(final.query.clients),
+            "unevaluated": len(experiment.population) - len(final.query.clients) if silos else 0,
+            "rounds": sum(entry["round"] > 0 for entry in rounds),
+            **{name: sum(line[name] for line in lines) for name in ("bytes_down", "bytes_up", "steps")},
+            "parameters": count(params), "excluded": dict(sorted(excluded.items())),
+            "validation": validation, "query": json_number(np.nanmean(final.query.at(picked, metric))),
+            "chosen": chosen if len(names) > 1 else {}, "candidates": candidates if len(names) > 1 else {},
+            **self._acceptance(), **privacy, "notes": [],
+        }  # fmt: skip
+
+    def _acceptance(self) -> dict[str, Any]:
+        """What acceptance did: who took the personal model, and the mean had everyone done so."""
+        rule = self.experiment.stages[-1].accept
+        if rule is None:
+            return {}
+        query, plain, picked = self.final.query, self.final.plain, self.final.picked
+        taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
+        without = json_number(np.nanmean(query.at(plain, self.experiment.metric)))
+        return {"accept": {**asdict(rule), "accepted": taken, "query_without": without}}
+
+
+def found_group(row: int) -> str:
+    """What a group that was found is called; the row 0 is for those whose group is not known."""
+    return f"group {row}" if row else "none"

@@ -1,0 +1,189 @@
+"""Personal models made and scored: points of the learning curve while a run trains, its results when it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.splits import Query, Split, Support, Validation
+from bespoke.engines.engine import Engine
+from bespoke.engines.host import Scores
+from bespoke.errors import UserError
+from bespoke.method import Method
+from bespoke.randomness import generator, mix
+from bespoke.selection import Choice, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.stages import Experiment
+from bespoke.tensors import Tree
+from bespoke.watcher import Interrupted, Progress
+
+Ints = NDArray[np.int64]
+AnyScores = ValidationScores | SupportScores | QueryScores
+Scored = Support | Validation | Query
+Point = dict[str, dict[str, float | None]]  # of the learning curve
+ONE_BY_ONE = 16  # clients examined at a time where they are run one by one
+SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
+
+
+@dataclass(frozen=True)
+class Final:
+    """What the tested clients have in the end."""
+
+    query: QueryScores
+    own: ValidationScores | None  # of the same clients
+    held_out: ValidationScores | None  # what is common was chosen on these: of other clients, if some were held out
+    plain: Choice  # before each client's look at whether to accept its personal model
+    picked: Choice
+
+
+@dataclass
+class Scoring:
+    """Scores the personal models of an experiment that is in an engine."""
+
+    experiment: Experiment
+    engine: Engine
+    progress: Progress
+    stop: Callable[[], bool]
+
+    @property
+    def method(self) -> Method:
+        return self.engine.work.method
+
+    def examine(
+        self, split: Split, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False
+    ) -> dict[str, AnyScores]:
+        """Scores of every candidate of these clients; `tell` moves the progress bar by a client each."""
+        support = split.selection.support if "query" not in parts else split.test.support
+        if self.method.choose == "support":
+            parts = {**parts, "support": support}
+        step = max(len(clients), 1) if self.engine.choice.vectorized else ONE_BY_ONE
+        seed = self.experiment.seed
+        raw = examined(self.engine, server, clients, support, parts, seed, step, self._done if tell else None)
+        return {part: SCORES[part](clients, sums) for part, sums in raw.items()}
+
+    def _done(self, clients: int) -> None:
+        self.progress.advance(clients)
+        if self.stop():
+            raise Interrupted("stopped while making personal models")
+
+    def pick(self, scores: dict[str, AnyScores]) -> Choice:
+        """Which candidate each of these clients uses, by the method's rule of who chooses on what."""
+        method = self.method
+        who: Any = method.choose
+        lower, metric = self.experiment.lower_is_better, self.experiment.metric
+        allowed = None if method.keep_shared else list(range(1, len(method.candidates())))
+        found: Any = scores.get("support" if who == "support" else "validation")
+        if found is None:  # nobody can choose: the last candidate, which was trained longest
+            return Choice(len(method.candidates()) - 1, {})
+        if who == "support":
+            lower, metric = True, "loss"
+        return choose(found, metric, lower, who, allowed)
+
+    # -- during training -----------------------------------------------------------------------------------------------
+    @cached_property
+    def watched(self) -> Ints:
+        """Whom the learning curve is of: the same clients in all periods, as far as they are there."""
+        there = [period.split.selection.validation.clients for period in self.experiment.periods]
+        clients = np.unique(np.concatenate(there))
+        if len(clients) <= self.experiment.watched:
+            return clients
+        random = generator("watched", self.experiment.seed)
+        return np.sort(random.choice(clients, self.experiment.watched, replace=False))
+
+    def point(self, split: Split, server: Tree) -> Point:
+        """A point of the learning curve: means over some validation clients, and the score weighted by their rows.
+
+        Where rows come and go it has each of these clients' scores besides: whom a change hits is the question then.
+        """
+        rows = split.selection.validation
+        clients = np.intersect1d(self.watched, rows.clients, assume_unique=True)
+        if not len(clients):
+            return {}
+        scores = self.examine(split, server, clients, {"validation": rows})
+        validation, picked = scores["validation"], self.pick(scores)
+        assert isinstance(validation, ValidationScores)
+        means = {m: float(np.nanmean(validation.at(picked, m))) for m in self.experiment.task.metrics}
+        metric, sizes = self.experiment.metric, rows.sizes(clients)
+        values = validation.at(picked, metric)
+        means[f"weighted_{metric}"] = float(np.nansum(values * sizes) / sizes[~np.isnan(values)].sum())
+        point: Point = {"validation": {m: json_number(value) for m, value in means.items()}}
+        if self.experiment.earlier:
+            ids = self.experiment.population.ids
+            point["watched"] = {ids[client]: json_number(value) for client, value in zip(clients, values)}
+        return point
+
+    # -- at the end ----------------------------------------------------------------------------------------------------
+    def selection(self, server: Tree) -> float | None:
+        """For tuning: the mean over all validation clients. Query rows are not looked at."""
+        split = self.experiment.split
+        clients = split.selection.validation.clients
+        if not len(clients):
+            return None
+        scores = self.examine(split, server, clients, {"validation": split.selection.validation})
+        return json_number(np.nanmean(scores["validation"].at(self.pick(scores), self.experiment.metric)))
+
+    def final(self, server: Tree, title: str) -> Final:
+        """Make the personal models of all tested clients, choose among them, and score what was chosen."""
+        split = self.experiment.split
+        clients, others = split.test.query.clients, np.zeros(0, np.int64)
+        if not len(clients):
+            raise UserError("no client has rows to be tested on: every client has too few examples for this split")
+        if split.kind == "cross-device":
+            others = split.selection.validation.clients
+        self.progress.begin(f"{title}: personal models", len(clients) + len(others))
+        parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
+        scores = held_out = self.examine(split, server, clients, parts, tell=True)
+        plain = self.pick(scores)
+        if split.kind == "cross-device":  # what is common is chosen on the validation clients, the rest by each itself
+            held_out = self.examine(split, server, others, {"validation": split.selection.validation}, tell=True)
+            plain = Choice(self.pick(held_out).default, plain.own)
+        query, own, common = scores["query"], scores.get("validation"), held_out.get("validation")
+        assert isinstance(query, QueryScores)
+        assert own is None or isinstance(own, ValidationScores)
+        assert common is None or isinstance(common, ValidationScores)
+        rule, metric, lower = self.experiment.stages[-1].accept, self.experiment.metric, self.experiment.lower_is_better
+        picked = plain
+        if rule is not None:
+            picked = accepted(plain, rule, own, split.test.support.sizes(clients), clients, metric, lower)
+        return Final(query, own, common, plain, picked)
+
+
+def examined(
+    engine: Engine, server: Tree, clients: Ints, support: Support, parts: dict[str, Scored], seed: int, step: int,
+    done: Callable[[int], None] | None = None,
+) -> Scores:  # fmt: skip
+    """Scores of every candidate of these clients, made for `step` at a time, after which `done` hears how many.
+
+    Heavy models take long: so the bar moves and Ctrl-C is heard.
+    """
+    key = int(mix("personalize", seed))
+    pieces = []
+    for begin in range(0, max(len(clients), 1), step):
+        some = clients[begin : begin + step]
+        pieces.append((len(some), engine.examine(server, some, support, parts, key)))
+        if done is not None:
+            done(len(some))
+    return pieces[0][1] if len(pieces) == 1 else _joined(pieces)
+
+
+def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
+    """Scores of consecutive clients as one table; NaN where a piece has no rows in a part."""
+    joined: Scores = {}
+    for part in dict.fromkeys(name for _, scores in pieces for name in scores):
+        example = next(scores[part] for _, scores in pieces if part in scores)
+        for metric, table in example.items():
+            blocks = [
+                scores[part][metric] if part in scores else np.full((clients, table.shape[1]), np.nan)
+                for clients, scores in pieces
+            ]
+            joined.setdefault(part, {})[metric] = np.concatenate(blocks)
+    return joined
+
+
+def json_number(value: Any) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,132 @@
+"""What is to be run: an experiment, the stages it consists of, and what one stage hands on to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke.data.changes import FOREVER, Period
+from bespoke.data.population import Population
+from bespoke.data.splits import Split, Train
+from bespoke.engines.engine import Choice as EngineChoice
+from bespoke.engines.engine import choose
+from bespoke.engines.host import ClientWork
+from bespoke.method import Method, Setting
+from bespoke.privacy.settings import PrivacyConfig
+from bespoke.privacy.transform import Transform
+from bespoke.randomness import mix
+from bespoke.sampling import Sampler, SideBySide
+from bespoke.selection import Acceptance
+from bespoke.tensors import Params, Tree
+
+Cohorts = Sampler | SideBySide
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A method and how many rounds it trains; it starts from the parameters of the stage before."""
+
+    method: Method
+    rounds: int
+    accept: Acceptance | None = None  # when a client takes its personal model
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a result is a function of."""
+
+    label: str
+    population: Population
+    split: Split
+    task: Any
+    stages: tuple[Stage, ...]
+    metric: str
+    seed: int = 0
+    cohort: int = 100
+    sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
+    transforms: tuple[Transform, ...] = ()
+    privacy: PrivacyConfig | None = None  # what else acts on messages, and how much of it may be spent
+    evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
+    watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
+    engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
+    config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
+    earlier: tuple[Period, ...] = ()  # where rows come and go: before `population` and `split`, which are the last
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in self.task.lower_is_better
+
+    def setting(self, place: int, start: Tree | None = None) -> Setting:
+        """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
+        seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
+        groups, given = (start or {}).get("groups"), self.population.group_numbers()
+        if groups is None and given is not None:
+            groups = torch.from_numpy(given)
+        return Setting(seed, len(self.population), len(self.split.train.clients), groups)
+
+    def sampler(self, place: int, secret: int = 0, train: Train | None = None) -> Sampler:
+        """Draws cohorts of all clients; `secret` makes them more than a function of the seed."""
+        seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
+        return Sampler(train or self.split.train, seed, self.cohort, **self.sampling)
+
+    def cohorts(self, place: int, groups: Tensor | None, secret: int = 0, train: Train | None = None) -> Cohorts:
+        """Who comes to the rounds of a stage: a cohort of all clients, one of each group, or everyone."""
+        sampler = self.sampler(place, secret, train)
+        if self.stages[place].method.everyone:
+            return replace(sampler, size=len(sampler.clients), sampling="full")
+        return sampler if groups is None else sampler.by_group(groups.numpy())
+
+    def foreseen(self, place: int) -> Cohorts:
+        """The same before anything is trained: where groups are still to be found, everyone may come to any round."""
+        before = [stage.method for stage in self.stages[:place]]
+        if any(method.everyone and method.hands_on == 0 for method in before):
+            sampler = self.sampler(place)
+            return replace(sampler, size=len(sampler.clients), sampling="full")
+        given = type(self.stages[place].method).groups is not Method.groups
+        return self.cohorts(place, self.setting(place).groups if given else None)
+
+    @cached_property
+    def periods(self) -> tuple[Period, ...]:
+        return (*self.earlier, Period(FOREVER, self.population, self.split))
+
+    def period(self, place: int, number: int) -> int:
+        """In which of them a round of a stage falls."""
+        done = sum(stage.rounds for stage in self.stages[:place])
+        return next(i for i, period in enumerate(self.periods) if done + number <= period.until)
+
+
+def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:
+    """How to execute an experiment's clients, by its first stage that trains."""
+    stages = experiment.stages
+    stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
+    work = ClientWork(stage.method, experiment.split.train, experiment.transforms)
+    start = experiment.task.init(0) if params is None else params
+    return choose(experiment.population, work, start, experiment.cohort, **experiment.engine)
+
+
+def stage_key(config: dict[str, Any], place: int) -> str:
+    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment."""
+    rest = {k: v for k, v in config.items() if k not in ("label", "metric", "stage")}
+    stages = config.get("stage", [])[: place + 1]
+    return hashlib.blake2b(json.dumps([rest, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
+    """What the next stage starts from: the model or models, and groups if this stage or one before it found any."""
+    groups = method.groups(server)
+    found = {"groups": groups} if groups is not None else {k: v for k, v in start.items() if k == "groups"}
+    return {"params": method.params(server), **found}
+
+
+def restore_empty(template: Tree, loaded: Tree) -> Tree:
+    """Empty dicts do not survive on disk; the initial state tells where they were."""
+    return {
+        name: restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
+        for name, value in template.items()
+    }

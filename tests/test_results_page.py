@@ -1,0 +1,62 @@
+"""benchmarks/results.py: what was run again takes its place in docs/results.md, everything else stays."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OLD = """# Results
+
+Lead.
+
+## A
+
+About A.
+
+### Same data
+
+Command: `small`
+
+1
+
+### Same data
+
+Command: `large`
+
+2
+
+## B
+
+3
+"""
+
+
+@pytest.fixture
+def results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    before = set(sys.modules)
+    yield importlib.import_module("results")
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("self_fl", "fedembed") or name.startswith("results"):
+            del sys.modules[name]
+
+
+def test_only_what_was_run_again_changes(results):
+    new = "# Results\n\nLead.\n\n## A\n\nAbout A.\n\n### Same data\n\nCommand: `large`\n\n20\n\n"
+    assert results.merged(OLD, new) == OLD.replace("\n2\n", "\n20\n")
+
+
+def test_what_is_new_goes_to_the_end_of_its_chapter(results):
+    new = "# Results\n\nLead.\n\n## A\n\nAbout A, again.\n\n### More\n\n4\n\n## C\n\n5"
+    found = results.merged(OLD, new)
+    assert (
+        found
+        == OLD.replace("About A.", "About A, again.").replace("\n## B", "\n### More\n\n4\n\n## B") + "\n## C\n\n5\n"
+    )
+
+
+def test_the_page_in_docs_keeps_its_sections(results):
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert results.merged(page, results.HEADER) == page
