@@ -1,4 +1,6 @@
-"""Writes docs/results.md: published numbers beside ours, from the run folders in `runs`. What was not run is left out.
+"""Writes docs/results.md: published numbers beside ours, from the run folders in `runs`.
+
+A section of which no run folder is there stays as it stands, so that one experiment can be run again alone.
 
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
@@ -10,6 +12,7 @@ python benchmarks/results.py
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import results_changes
@@ -50,6 +53,32 @@ def chapters(runs: Path) -> list[str]:
     return found
 
 
+def merged(old: str, new: str) -> str:
+    """`old` with the sections of `new` in place of its own; what it has not yet goes to the end of its chapter."""
+    kept = [_sections(chapter) for chapter in _chapters(old)]
+    for fresh in map(_sections, _chapters(new)):
+        name = next(iter(fresh))
+        mine = next((chapter for chapter in kept if next(iter(chapter)) == name), None)
+        if mine is None:
+            kept.append(fresh)
+        else:
+            mine.update(fresh)
+    return "\n\n".join(text.strip() for chapter in kept for text in chapter.values()) + "\n"
+
+
+def _chapters(text: str) -> list[str]:
+    return re.split(r"^(?=## )", text, flags=re.MULTILINE)
+
+
+def _sections(chapter: str) -> dict[str, str]:
+    """The head of a chapter and its sections, by first line; two experiments on the same data by their command."""
+    found = {}
+    for text in re.split(r"^(?=### )", chapter, flags=re.MULTILINE):
+        command = re.search("^Command:.*", text, flags=re.MULTILINE) if text.startswith("### ") else None
+        found[text.partition("\n")[0] + (command[0] if command else "")] = text
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder that holds them")
@@ -58,7 +87,8 @@ def main() -> None:
     found = chapters(arguments.runs)
     if not found:
         raise UserError(f"{arguments.runs} holds no finished run of benchmarks/: see --help for what to run")
-    arguments.output.write_text("\n\n".join([HEADER.strip(), *(text.strip() for text in found)]) + "\n")
+    old = arguments.output.read_text() if arguments.output.exists() else ""
+    arguments.output.write_text(merged(old, "\n\n".join([HEADER, *found])))
     print(f"wrote {arguments.output}")
 
 

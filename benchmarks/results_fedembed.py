@@ -11,7 +11,7 @@ import pandas as pd
 
 from bespoke.errors import UserError
 from bespoke.metrics.analyses import read_analyses
-from bespoke.metrics.clients import read_study
+from bespoke.metrics.folders import read_study
 from bespoke.metrics.guarantee import epsilon_text
 
 USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian")
@@ -26,6 +26,24 @@ EMBEDDED = (
     "FedEmbed-Prototype",
     "FedEmbed-Type",
 )  # of Figures 3 and 5, and Type
+KNOWS_NOTHING = (  # the coin's mean over all outcomes of ten rows, five of each class: 0.4865
+    "Who knows nothing of a user has an F1 of 1/3 by always giving the same answer, of 0.49 by tossing a coin: numbers "
+    "up to there differ in how sure a model is of nothing. Labels conflict, so that the best model for everyone is a "
+    "constant: Global, Global+ and groups of users who like different things come the nearer to it the longer they are "
+    "trained."
+)
+
+MAP = (
+    "FedEmbed-SOM's map moves by the sums of all pulls (`som.update = \"sums\"`): the paper's most similar client "
+    "would be seen alone. Which node is nearest can hang on the last digit of a sum, so its row is not the same on "
+    "every machine; the others are."
+)
+PRIVATE_MAP = (
+    "Under privacy FedEmbed-SOM sends more than a gradient within the same bound of 0.5: in which cluster it is and "
+    "was, a norm of one, and how near the nodes are, one at least. So clipping leaves a third of its gradient at most, "
+    "and noise on the counts decides which head a cluster takes over. A bound for each field can be given "
+    "(`clip = { delta = ... }`); here all methods have the same."
+)
 
 
 @dataclass(frozen=True)
@@ -119,10 +137,10 @@ def below(found: Found, paper: dict[str, Any]) -> list[str]:
                 short.append(f"{label} ({users}, {column}; {by})")
     if not short:
         return ["", "No method is below the paper's mean."]
+    private = f" {PRIVATE_MAP}" if any("SOM" in text and "gaussian" in text for text in short) else ""
     return [
         "",
-        f"Below the paper's mean: {', '.join(short)}. Labels conflict, so that the best model for everyone is a "
-        "constant, whose F1 is 1/3: Global and Global+ come the nearer to it the longer they are trained.",
+        f"Below the paper's mean: {', '.join(short)}. {KNOWS_NOTHING}{private}",
     ]
 
 
@@ -169,7 +187,8 @@ def section(folder: Path) -> str:
         "",
         f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one {this.liked}; 20 rows "
         f"to train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes{spread}. "
-        f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. {this.rates}.",
+        f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. {this.rates}. "
+        f"{MAP}",
         f"Command: `python benchmarks/fedembed/{this.command}.py`",
         "",
         f"Table {this.overall}:",

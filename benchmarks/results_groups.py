@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bespoke.metrics.clients import OverSeeds, Study
+from bespoke.metrics.clients import OverSeeds
 from bespoke.metrics.clusters import clusters_of
+from bespoke.metrics.folders import Study
 from bespoke.metrics.groups import ALL, Gain, GroupRow, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary, read, summarize_study
 from bespoke.metrics.text import metric_name, number

@@ -13,7 +13,7 @@ from bespoke.metrics.concerns import concerns
 from bespoke.metrics.motley import markdown, motley_lines
 from bespoke.metrics.summary import Summary, read, summarize_study
 
-HEADER = """# Motley
+HEADER = """## Motley
 
 In the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first seed, results are
 for query rows. Every number is averaged over seeds, ± its standard deviation over seeds; std is the standard deviation
@@ -38,7 +38,7 @@ def section(folder: Path) -> str:
     command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
     command = re.sub(r"\S*/(?=benchmarks/)", "", command)
     lines = [
-        f"## {about['title']}",
+        f"### {about['title']}",
         "",
         f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
         f"{about['model']['name']} with {about['model']['parameters']} parameters.",

@@ -5,6 +5,7 @@ every folder has its report.html. What is finished is kept, so that a command go
 """
 
 import argparse
+import json
 import time
 import tomllib
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.comparison import Comparison
 from bespoke.config import read_toml
+from bespoke.progress import Bars
 from bespoke.reports.html import write_report
 
 HERE = Path(__file__).parent
@@ -53,15 +55,13 @@ class Experiment:
             for users in (asked.only,) if asked.only else USERS:
                 begun = time.monotonic()
                 folder = asked.out / f"{users}-{column}"
-                self.comparison(folder, users, privacy, asked).run()
-                finish(folder)
+                made(self.comparison(folder, users, privacy, asked), f"{self.name}: {folder.name}")
                 print(f"{folder.name}: {(time.monotonic() - begun) / 60:.0f} minutes", flush=True)
         if self.without_kinds and not asked.methods and asked.only != "imbalanced":
             plain = self.comparison(asked.out / "without-kinds", "balanced", {}, asked)
             plain.entries = {NO_KINDS: {**plain.entries["FedEmbed-Type"], "kinds": 0.0}}
             plain.methods, plain.seeds, plain.expected = (NO_KINDS,), plain.seeds[:1], {}
-            plain.run()
-            finish(plain.folder)
+            made(plain, f"{self.name}: {plain.folder.name}")
 
     def arguments(self, about: str) -> argparse.Namespace:
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,7 +77,13 @@ class Experiment:
         return parser.parse_args()
 
 
-def finish(folder: Path) -> None:
-    """Look at the embeddings, and write the page."""
-    Analyses.of([folder], Wanted(embeddings=True)).run()
+def made(comparison: Comparison, title: str) -> None:
+    """Run it; look at the embeddings, where methods have them, and write the page."""
+    folder = comparison.folder
+    with Bars(title) as bars, bars.stopping() as stop:
+        comparison.progress, comparison.stop = bars, stop
+        comparison.run()
+    about = json.loads((folder / "compare.json").read_text())
+    if any(entry["name"] == "fedembed" for entry in about["methods"]):
+        Analyses.of([folder], Wanted(embeddings=True)).run()
     print(f"Report: {write_report([folder], folder / 'report.html')}")

@@ -16,9 +16,11 @@ Floats = NDArray[np.float64]
 TITLES = {
     "fedavg": "FedAvg", "ditto": "Ditto", "pfedme": "pFedMe", "per-fedavg": "Per-FedAvg", "self-fl": "Self-FL",
     "self-fl-augmented": "Self-FL, Algorithm 2", "self-fl-clustered": "Self-FL, cluster level",
-    "self-fl-learned": "Self-FL, variances learned",
+    "self-fl-learned": "Self-FL, variances learned", "self-fl-scatter": "Self-FL, variances as sums",
 }  # fmt: skip
-FIVE = ("fedavg", "ditto", "pfedme", "per-fedavg", "self-fl")
+OTHERS = ("fedavg", "ditto", "pfedme", "per-fedavg")
+FIVE = (*OTHERS, "self-fl")
+READINGS = ("self-fl", "self-fl-scatter")  # what is a variance: Eq. 18, or Section 3.2
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ class Claim:
         return f"{word} ({times} of {len(self.holds)})"
 
 
-def highest(study: Compared, label: str, measure: Any, among: tuple[str, ...] = FIVE) -> list[bool]:
+def highest(study: Compared, label: str, measure: Any, others: tuple[str, ...] = OTHERS) -> list[bool]:
     """In which seeds the method has the highest value."""
-    values = {name: study.over_seeds(name, measure) for name in among}
-    return [all(values[label][i] >= values[name][i] for name in among) for i in range(len(study.seeds))]
+    best = np.max([study.over_seeds(name, measure) for name in others], axis=0)
+    return (study.over_seeds(label, measure) >= best).tolist()
 
 
 def numbers(values: Floats, digits: int = 2) -> str:

@@ -20,6 +20,7 @@ from bespoke.reports.study import Section, Table, line, plot, write_study
 from self_fl import claims, uncertainty
 from self_fl.folders import (
     FIVE,
+    READINGS,
     TITLES,
     Claim,
     Compared,
@@ -29,9 +30,11 @@ from self_fl.folders import (
 )
 
 COLOURS = {
-    "fedavg": "m0", "self-fl": "m1", "ditto": "m2", "pfedme": "m3", "per-fedavg": "m4", "self-fl-augmented": "m5",
-    "self-fl-clustered": "m6", "self-fl-learned": "m6", "only start": "m2", "only steps": "m3", "only weights": "m4",
+    "fedavg": "m0", "self-fl": "m1", "ditto": "m2", "pfedme": "m3", "per-fedavg": "m4", "self-fl-scatter": "m5",
+    "self-fl-augmented": "m1", "self-fl-clustered": "m6", "self-fl-learned": "m6",
+    "only start": "m2", "only steps": "m3", "only weights": "m4",
 }  # fmt: skip
+DASHES = {"self-fl-augmented": "dot"}  # the colour of Algorithm 1
 LEAD = (
     "The experiments of Chen et al., Self-Aware Personalized Federated Learning (NeurIPS 2022), made again: figures, "
     "numbers, and for each of its claims whether it was reproduced, over three seeds."
@@ -55,7 +58,7 @@ def errors_figure(found: list[dict[str, Any]], case: str, part: str, methods: Se
     for label in methods:
         mean = table[table["method"] == label].groupby("activity")[part].mean()
         traces.append(line(name_of(label), mean.index.tolist(), mean.round(5).tolist(), COLOURS[label],
-                           hovertemplate="%{y:.4f}"))  # fmt: skip
+                           DASHES.get(label, "solid"), hovertemplate="%{y:.4f}"))  # fmt: skip
     return plot(traces, "activity rate", f"error of the {part} parameter", f"{part} error, {case} clients", 340,
                 yaxis={"rangemode": "tozero"})  # fmt: skip
 
@@ -63,6 +66,7 @@ def errors_figure(found: list[dict[str, Any]], case: str, part: str, methods: Se
 def curves_figure(study: Compared, labels: Sequence[str]) -> Figure:
     """Figures 1, 2a, 7, 10: weighted accuracy of personal models against rounds, and between which values seeds lie."""
     traces: list[Figure] = []
+    seen: list[float] = []  # means after the untrained model, which would hide how methods differ
     for label in labels:
         rounds, values = study.curve(label)
         band = {"type": "scatter", "mode": "lines", "x": rounds, "line": {"width": 0}, "showlegend": False,
@@ -70,12 +74,14 @@ def curves_figure(study: Compared, labels: Sequence[str]) -> Figure:
         low, high = (np.round(100 * end, 3).tolist() for end in (values.min(0), values.max(0)))
         traces += [{**band, "y": low}, {**band, "y": high, "fill": "tonexty", "fillcolor": f"${COLOURS[label]}/0.15"}]
         mean = np.round(100 * values.mean(0), 3).tolist()
-        traces.append(line(name_of(label), rounds, mean, COLOURS[label], legendgroup=label, mode="lines",
-                           hovertemplate="%{y:.2f} %"))  # fmt: skip
-    return plot(traces, "round", "weighted accuracy, %", "weighted accuracy against rounds", 400, hovermode="x unified")
+        seen += mean[1:] or mean
+        traces.append(line(name_of(label), rounds, mean, COLOURS[label], DASHES.get(label, "solid"), legendgroup=label,
+                           mode="lines", hovertemplate="%{y:.2f} %"))  # fmt: skip
+    return plot(traces, "round", "weighted accuracy, %", "weighted accuracy against rounds", 400, hovermode="x unified",
+                yaxis={"range": [min(seen) - 2, max(seen) + 1]})  # fmt: skip
 
 
-def histogram_figure(study: Compared, labels: Sequence[str] = ("fedavg", "self-fl")) -> Figure:
+def histogram_figure(study: Compared, labels: Sequence[str]) -> Figure:
     """Figure 3: how many users have which accuracy, all seeds together."""
     edges = np.linspace(0, 1, 21)
     traces = []
@@ -90,15 +96,15 @@ def histogram_figure(study: Compared, labels: Sequence[str] = ("fedavg", "self-f
     return plot(traces, "accuracy of a user, %", "users", "users by their accuracy", 340, barmode="group")
 
 
-def steps_figures(table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
+def steps_figures(label: str, table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
     """Figures 11 and 12: steps computed in round 100, and the course of the client that took part most often."""
     rounds = sorted(table["round"].unique())
     here = min(100, rounds[-1]) if 100 not in rounds else 100
     values = table[table["round"] == here]["computed"].to_numpy()
     powers = np.arange(np.floor(np.log2(values.min())), np.ceil(np.log2(values.max())) + 1)
     counts, _ = np.histogram(np.log2(values), np.append(powers - 0.5, powers[-1] + 0.5))
-    bars = {"type": "bar", "x": [f"{2.0**p:.3g}" for p in powers], "y": counts.tolist(), "marker": {"color": "$m1"},
-            "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
+    bars = {"type": "bar", "x": [f"{2.0**p:.4g}" for p in powers], "y": counts.tolist(),
+            "marker": {"color": f"${COLOURS[label]}"}, "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
     most = table["client"].value_counts().index[0]
     own = table[table["client"] == most].sort_values("round")
     # fmt: off
@@ -107,14 +113,21 @@ def steps_figures(table: pd.DataFrame) -> list[tuple[str, Figure, str]]:
     # fmt: on
     return [
         (
-            "steps-histogram",
-            plot([bars], "steps that Eq. 8 asks for (about)", "active clients", "steps computed", 340),
-            f"Round {here}: {len(values)} active clients whose uncertainty is known; before the most, 40.",
+            f"{label}-steps-histogram",
+            plot(
+                [bars],
+                "steps that Eq. 8 asks for (about)",
+                "active clients",
+                "steps computed",
+                340,
+                xaxis={"type": "category"},
+            ),
+            f"{name_of(label)}, round {here}: {len(values)} clients whose uncertainty is known; not yet cut to 40.",
         ),
         (
-            "steps-course",
+            f"{label}-steps-course",
             plot(course, "round", "steps", "steps of one client", 340, yaxis={"type": "log"}),
-            f"Client {most}, which took part most often; {own['examples'].iloc[0]} examples.",
+            f"{name_of(label)}: client {most}, which took part most often; {own['examples'].iloc[0]} examples.",
         ),
     ]  # fmt: skip
 
@@ -154,7 +167,9 @@ def comparison_section(runs: Path, entry: claims.Entry) -> list[Section]:
     study = Compared.found(runs / f"self-fl-{entry.name}")
     if study is None:
         return []
-    curves, users = curves_figure(study, entry.drawn), histogram_figure(study)
+    drawn = [label for label in entry.drawn if label in study.labels]
+    users = histogram_figure(study, ["fedavg", *(label for label in READINGS if label in study.labels)])
+    curves = curves_figure(study, drawn)
     figures = [
         (f"{entry.name}-curves", curves, "Weighted accuracy on validation rows; bands are the seeds."),
         (f"{entry.name}-users", users, "Users by accuracy on their test rows; mean over seeds."),
@@ -168,7 +183,9 @@ def steps_section(runs: Path) -> list[Section]:
     if not path.exists():
         return []
     command = "python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml"
-    return [Section("Local steps (Figures 11, 12)", "", steps_figures(pd.read_parquet(path)), command=command)]
+    tables = pd.read_parquet(path).groupby("label")
+    figures = [figure for label, table in tables for figure in steps_figures(str(label), table)]
+    return [Section("Local steps (Figures 11, 12)", "", figures, command=command)]
 
 
 def sections(runs: Path) -> list[Section]:

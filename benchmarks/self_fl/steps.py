@@ -2,8 +2,9 @@
 
     python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml --out runs/self-fl-mnist-steps
 
-Runs the file's Self-FL with its first seed, in this process. How many steps a client is to take is private to it: here
-the private state of each round's clients is read before the round, and Eq. 8 solved for l once more.
+Runs the file's Self-FL with its first seed, by either reading of its variances, in this process. How many steps a
+client is to take is private to it: here the private state of each round's clients is read before the round, and Eq. 8
+solved for l once more.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import torch
 from bespoke.comparison import Comparison
 from bespoke.experiments import build, to_toml
 from bespoke.methods.self_fl import WHOLE, SelfFL
-from bespoke.rounds import Experiment, Run, engine_choice
+from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.sampling import Sampler
+from bespoke.stages import Experiment, engine_choice
+from self_fl.folders import READINGS
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/self-fl-mnist-steps"))
     arguments = parser.parse_args()
     comparison = Comparison.read(arguments.file, arguments.out)
-    config = comparison._config("self-fl", comparison.seeds[0], {})
-    folder = RunFolder.create(arguments.out / "run", to_toml(config))
-    found = watch(build(config), folder)
+    parts = []
+    for label in READINGS:
+        if label in comparison.methods:
+            config = comparison._config(label, comparison.seeds[0], {})
+            folder = RunFolder.create(arguments.out / label, to_toml(config))
+            parts.append(watch(build(config), folder).assign(label=label))
+    found = pd.concat(parts, ignore_index=True)
     found.to_parquet(arguments.out / "steps.parquet")
     print(f"wrote {arguments.out / 'steps.parquet'}: {len(found)} times a client computed its steps")
 

@@ -73,6 +73,23 @@ def study(population: Population) -> dict[str, Any]:
     }
 
 
+def medians(study: dict[str, Any]) -> dict[str, list[float]]:
+    """The client in the middle, of all and of those with fewest examples: its deviation at each level."""
+    examples = np.array(study["examples"])
+    which = {"all clients": examples > 0, "the smallest quarter": examples <= np.quantile(examples, 0.25)}
+    return {
+        name: [float(np.median(np.array(study[level])[chosen])) for level in LEVELS] for name, chosen in which.items()
+    }
+
+
+def about(study: dict[str, Any]) -> str:
+    parts = study["components"]
+    return (
+        f"{study['title']}. Variance of rows {parts['rows']:.3g}, of clients in a group {parts['clients']:.3g}, of "
+        f"groups {parts['groups']:.3g}: all in closed form (bespoke.bayes.three_levels)."
+    )
+
+
 def section(study: dict[str, Any]) -> Section:
     """The figure: each client's uncertainty against its examples, and what is left of it in the median."""
     examples = np.array(study["examples"])
@@ -91,26 +108,19 @@ def section(study: dict[str, Any]) -> Section:
     ticks = example_ticks(int(examples.min()), int(examples.max()))
     cloud = plot(traces, "examples of the client", "standard deviation of what it knows of its parameter",
                  "uncertainty of every client against its examples, by level of sharing", 420, xaxis=ticks)  # fmt: skip
-    small = examples <= np.quantile(examples, 0.25)
     bars = [
         {
             "type": "bar", "name": name, "x": list(LEVELS.values()), "marker": {"color": f"${colour}"},
-            "y": [round(float(np.median(np.array(study[level])[which])), 5) for level in LEVELS],
-            "hovertemplate": "± %{y:.3f}",
+            "y": np.round(values, 5).tolist(), "hovertemplate": "± %{y:.3f}",
         }
-        for name, colour, which in (("all clients", "m1", examples > 0), ("the smallest quarter", "m5", small))
+        for (name, values), colour in zip(medians(study).items(), ("m1", "m5"))
     ]  # fmt: skip
-    medians = plot(bars, "sharing", "median standard deviation", "median uncertainty by level of sharing", 420,
-                   yaxis={"rangemode": "tozero"}, barmode="group")  # fmt: skip
-    parts = study["components"]
-    lead = (
-        f"{study['title']}. Variance of rows {parts['rows']:.3g}, of clients in a group {parts['clients']:.3g}, of "
-        f"groups {parts['groups']:.3g}: all in closed form (bespoke.bayes.three_levels)."
-    )
+    middle = plot(bars, "sharing", "median standard deviation", "median uncertainty by level of sharing", 420,
+                  yaxis={"rangemode": "tozero"}, barmode="group")  # fmt: skip
     return Section(
-        "Uncertainty against the level of sharing", lead,
+        "Uncertainty against the level of sharing", about(study),
         [("uncertainty", cloud, "A dot is a client at one level of sharing."),
-         ("medians", medians, "What is left for the client in the middle.")],
+         ("medians", middle, "What is left for the client in the middle.")],
         command="python benchmarks/self_fl uncertainty",
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ from bespoke.deploy.personal import open_run, personal_model
 from bespoke.experiments import Bench, load_population
 from bespoke.metrics.detection import relative
 from bespoke.progress import Bars
-from bespoke.rounds import Experiment
+from bespoke.stages import Experiment
 from bespoke.tensors import Params
 
 REJECTS = 0.1  # of the wake words are rejected where models are compared; the paper does not say how many
@@ -89,9 +89,9 @@ def comparison(name: str, folder: Path, seeds: int, lr: float, **rest: Any) -> C
         "split": {"fractions": [0.5, 0.1, 0.4]},
         "cohort": {} if name == "devices" else {"size": round(20 * rate)},
     }
-    tried: dict[str, dict[str, list[Any]]] = {label: {"lr": RATES} for label in DEVICES}
-    tried |= {"ditto": {"lr": RATES, "lam": [0.1, 1.0]}, "finetune": {}}
-    tried |= {label: {} for label in entries if label.endswith(".same")}
+    tried: dict[str, dict[str, list[Any]]] = {label: {} for label in methods}
+    if name == "devices":
+        tried |= {label: {"lr": RATES} for label in DEVICES} | {"ditto": {"lr": RATES, "lam": [0.1, 1.0]}}
     return Comparison(
         base, folder / name, tuple(methods), tuple(range(seeds)), rounds,
         knobs=knobs, grid=tried, entries=entries, **rest,
