@@ -22,6 +22,7 @@ import results_motley
 import results_movielens
 import results_self_fl
 import results_wake_word
+from bespoke.cli.endings import program
 from bespoke.errors import UserError
 
 HEADER = """# Results
@@ -93,4 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

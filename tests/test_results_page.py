@@ -1,6 +1,7 @@
 """benchmarks/results.py: what was run again takes its place in docs/results.md, everything else stays."""
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,3 +61,14 @@ def test_what_is_new_goes_to_the_end_of_its_chapter(results):
 def test_the_page_in_docs_keeps_its_sections(results):
     page = (ROOT / "docs" / "results.md").read_text()
     assert results.merged(page, results.HEADER) == page
+
+
+def test_without_runs_it_says_what_to_do(tmp_path):
+    """As every program of benchmarks/: no traceback, exit code 2, and nothing is overwritten."""
+    page = tmp_path / "results.md"
+    page.write_text(OLD)
+    command = [sys.executable, ROOT / "benchmarks" / "results.py", tmp_path, "--output", page]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == f"bespoke: {tmp_path} holds no finished run of benchmarks/: see --help for what to run\n"
+    assert page.read_text() == OLD

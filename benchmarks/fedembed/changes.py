@@ -18,7 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bespoke.cli.endings import program
 from bespoke.comparison import Comparison
+from bespoke.progress import Bars
 from bespoke.reports.figures import Figure
 from bespoke.reports.html import write_report
 from bespoke.reports.study import Section, Table, line, plot, write_study
@@ -184,7 +186,9 @@ def main() -> None:
     found.jobs = arguments.jobs
     found.seeds = tuple(range(arguments.seeds)) if arguments.seeds else found.seeds
     found.methods = tuple(m for m in found.methods if not arguments.methods or m in arguments.methods)
-    found.run()
+    with Bars("preferences that change") as bars, bars.stopping() as stop:
+        found.progress, found.stop = bars, stop
+        found.run()
     write_report([found.folder], found.folder / "report.html")
     page = found.folder / "changes.html"
     title = "Preferences that change, users who come late"
@@ -192,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

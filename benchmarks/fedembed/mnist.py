@@ -9,7 +9,9 @@ command goes on where it was stopped.
 
 from preferences import HERE, Experiment
 
+from bespoke.cli.endings import program
+
 MNIST = Experiment("mnist", "table2", privacy=HERE / "mnist_gaussian.toml", without_kinds=True)
 
 if __name__ == "__main__":
-    MNIST.run(MNIST.arguments(__doc__))
+    program(lambda: MNIST.run(MNIST.arguments(__doc__)))

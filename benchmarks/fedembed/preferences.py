@@ -79,10 +79,9 @@ class Experiment:
 
 def made(comparison: Comparison, title: str) -> None:
     """Run it; look at the embeddings, where methods have them, and write the page."""
-    folder = comparison.folder
     with Bars(title) as bars, bars.stopping() as stop:
         comparison.progress, comparison.stop = bars, stop
-        comparison.run()
+        folder = comparison.run()
     about = json.loads((folder / "compare.json").read_text())
     if any(entry["name"] == "fedembed" for entry in about["methods"]):
         Analyses.of([folder], Wanted(embeddings=True)).run()

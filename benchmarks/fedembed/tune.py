@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 from bespoke.api import tune
+from bespoke.cli.endings import program
 from bespoke.comparison import Comparison
 from bespoke.entries import Entry
 
@@ -47,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

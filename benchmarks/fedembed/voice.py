@@ -10,7 +10,9 @@ that the command goes on where it was stopped.
 
 from preferences import HERE, Experiment
 
+from bespoke.cli.endings import program
+
 VOICE = Experiment("voice", "table3", privacy=HERE / "voice_gaussian.toml")
 
 if __name__ == "__main__":
-    VOICE.run(VOICE.arguments(__doc__))
+    program(lambda: VOICE.run(VOICE.arguments(__doc__)))

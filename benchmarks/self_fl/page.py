@@ -205,7 +205,3 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/self-fl.html"))
     arguments = parser.parse_args()
     print(f"wrote {write_study(arguments.out, 'Self-FL, experiment by experiment', LEAD, sections(arguments.runs))}")
-
-
-if __name__ == "__main__":
-    main()

@@ -88,7 +88,3 @@ def main() -> None:
     found = pd.concat(parts, ignore_index=True)
     found.to_parquet(arguments.out / "steps.parquet")
     print(f"wrote {arguments.out / 'steps.parquet'}: {len(found)} times a client computed its steps")
-
-
-if __name__ == "__main__":
-    main()

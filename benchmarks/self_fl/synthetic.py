@@ -109,7 +109,3 @@ def main() -> None:
     found = [study(arguments.repeats, arguments.rounds, seed) for seed in range(arguments.seeds)]
     write_text(arguments.out / "synthetic.json", json.dumps(found, indent=1))
     print(f"wrote {arguments.out / 'synthetic.json'}")
-
-
-if __name__ == "__main__":
-    main()

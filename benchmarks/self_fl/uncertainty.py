@@ -135,7 +135,3 @@ def main() -> None:
     write_text(arguments.out / "uncertainty.json", json.dumps(found))
     page = write_study(arguments.out / "uncertainty.html", "Who gains from sharing, and how far", "", [section(found)])
     print(f"wrote {page}")
-
-
-if __name__ == "__main__":
-    main()

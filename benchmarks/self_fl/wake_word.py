@@ -26,6 +26,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from bespoke.cli.endings import program
 from bespoke.comparison import Comparison
 from bespoke.data.arrays import settle, write_text
 from bespoke.data.population import Population
@@ -205,4 +206,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

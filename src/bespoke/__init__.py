@@ -10,13 +10,13 @@ __version__ = "0.1.0"
 # Public names and where they live; imported when first used, so that `import bespoke` is instant.
 _PUBLIC = {
     "Comparison": "bespoke.comparison",
-    "Experiment": "bespoke.rounds",
+    "Experiment": "bespoke.stages",
     "METHODS": "bespoke.methods",
     "Method": "bespoke.method",
     "Population": "bespoke.data.population",
     "Run": "bespoke.rounds",
     "RunFolder": "bespoke.runfolder",
-    "Stage": "bespoke.rounds",
+    "Stage": "bespoke.stages",
     "UserError": "bespoke.errors",
     "build": "bespoke.experiments",
     "compare": "bespoke.api",

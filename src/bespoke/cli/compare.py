@@ -12,6 +12,7 @@ import typer
 from bespoke.cli.app import Jobs, Json, Resume, app
 from bespoke.cli.folders import place, resumable
 from bespoke.cli.say import listed, show_report, this_command
+from bespoke.errors import UserError
 
 
 @app.command()
@@ -107,7 +108,6 @@ def compare(
     Ctrl-C stops after the current round; the message names the command that goes on.
     """
     from bespoke.data.sources import SOURCES
-    from bespoke.errors import UserError
 
     if table is not None and data is not None:
         raise UserError(f"give a table ({table}) or --data {data}, not both")
@@ -149,7 +149,6 @@ def compare(
 def _rule(text: str | None) -> dict[str, Any]:
     """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
     from bespoke.config import check_acceptance
-    from bespoke.errors import UserError
 
     if text is None:
         return {}
@@ -168,8 +167,6 @@ def _terms(text: str) -> dict[str, Any]:
     """A [privacy] table as the option gives it: epsilon=8,clip=1,adaptive=true."""
     import tomllib
 
-    from bespoke.errors import UserError
-
     terms: dict[str, Any] = {}
     for part in listed(text):
         name, equals, value = part.partition("=")
@@ -187,8 +184,6 @@ def _described(
     features: str | None, time: str | None, task: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """The [data] of the options: a table and its columns, or a source."""
-    from bespoke.errors import UserError
-
     columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task}
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
@@ -230,8 +225,6 @@ def _named(option: str, value: str) -> str:
 
 def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None) -> None:
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
-    from bespoke.errors import UserError
-
     ours = ["compare", str(path), "--resume", "--json"]
     for option, value in (("--out", out), ("--jobs", jobs)):
         ours += [] if value is None else [option, str(value), f"{option}={value}"]

@@ -11,6 +11,7 @@ import typer
 from bespoke.cli.app import Jobs, Json, Resume, app
 from bespoke.cli.folders import place, resumable
 from bespoke.cli.say import print_json, this_command
+from bespoke.errors import UserError
 
 
 @app.command()
@@ -33,7 +34,6 @@ def run(
     Ctrl-C stops after the current round; the message names the command that goes on, to the same bytes.
     """
     from bespoke.config import read_config
-    from bespoke.errors import UserError
 
     config = read_config(experiment, settings)
     folder = place(out, experiment.stem, resume, "run")
@@ -123,8 +123,6 @@ def tune(
 
     Ctrl-C stops after the current rounds; nothing finished is repeated by the command that the message names.
     """
-    from bespoke.errors import UserError
-
     if presets:
         from bespoke.catalogue import describe_presets, print_presets
 

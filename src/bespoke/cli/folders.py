@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bespoke.errors import UserError
+from bespoke.watcher import Interrupted
+
 # What lies in a folder that a command has begun: the only folders that --resume goes on with.
 BEGUN = {
     "compare": ("compare.json", "runs", "tuning", "stages"),
@@ -25,15 +28,11 @@ def _folders(stem: str) -> Iterator[Path]:
     yield Path("runs") / stem
     for number in range(2, 10_000):
         yield Path("runs") / f"{stem}-{number}"
-    from bespoke.errors import UserError
-
     raise UserError(f"runs/{stem} to runs/{stem}-9999 exist already; choose a folder with --out")
 
 
 def place(out: Path | None, stem: str, resume: bool, kind: str) -> Path:
     """Where to write: a fresh folder, or with --resume one that was begun."""
-    from bespoke.errors import UserError
-
     if out is None and not resume:
         return next(path for path in _folders(stem) if not path.exists())
     if out is None:
@@ -78,10 +77,10 @@ def resumable(folder: Path) -> Iterator[None]:
         if folder.exists():
             error.add_note(f"Nothing finished is lost; afterwards go on with: {again}")
         raise
-    except Exception as error:  # the two by name: their modules are heavy to import
-        if type(error).__name__ == "Interrupted":
-            raise Stopped(f"{error}; go on with: {again}") from None
-        if type(error).__name__ == "WorkerFailed":
+    except Interrupted as error:
+        raise Stopped(f"{error}; go on with: {again}") from None
+    except Exception as error:
+        if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
             error.add_note(f"Nothing finished is lost; go on with: {again}")
         raise
 
@@ -91,8 +90,6 @@ def goes_on() -> Iterator[None]:
     """Ctrl-C in work that goes on by being asked for again."""
     try:
         yield
-    except BaseException as error:  # by name: its module is heavy to import
-        if not isinstance(error, KeyboardInterrupt) and type(error).__name__ != "Interrupted":
-            raise
+    except (KeyboardInterrupt, Interrupted):
         again = shlex.join(["bespoke", *sys.argv[1:]])
         raise Stopped(f"interrupted; what was finished is kept; go on with: {again}") from None

@@ -11,6 +11,7 @@ import typer
 from bespoke.cli.app import Json, app
 from bespoke.cli.folders import goes_on
 from bespoke.cli.say import print_json, show_report
+from bespoke.errors import UserError
 
 
 @app.command()
@@ -29,8 +30,6 @@ def report(
 
     `bespoke report runs/compare-pupils` or `bespoke report runs/a runs/b -o both.html`
     """
-    from bespoke.errors import UserError
-
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
@@ -76,7 +75,6 @@ def analyze(
     """
     from bespoke.analysis.analyze import Analyses, Wanted
     from bespoke.analysis.fewer import parse_fractions
-    from bespoke.errors import UserError
     from bespoke.progress import Bars
 
     for path in runs:
