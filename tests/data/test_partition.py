@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bespoke.data.partition import by_column, client_names, dirichlet, power_law, shards
+from bespoke.data.partition import assign, by_column, client_names, dirichlet, power_law, shards
 from bespoke.errors import UserError
 
 labels_of = st.lists(st.integers(0, 4), min_size=20, max_size=200).map(np.array)
@@ -57,14 +57,15 @@ def test_shards_of_mcmahan():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 9))
-def test_power_law_gives_each_client_its_classes(clients, per_client, seed):
+@given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 9), st.integers(1, 8))
+def test_power_law_gives_each_client_its_classes(clients, per_client, seed, minimum):
+    """FedProx's five rows of each, or more where more are asked for."""
     labels = np.tile(np.arange(5), 100)
-    owner = power_law(labels, clients, per_client, seed)
+    owner = assign(labels, "power_law", clients, 1.0, per_client, minimum, seed)
     for client in range(clients):
         held = labels[owner == client]
         assert set(held) == {(client + j) % 5 for j in range(per_client)}
-        assert (np.bincount(held, minlength=5)[list(set(held))] >= 5).all()
+        assert (np.bincount(held, minlength=5)[list(set(held))] >= max(minimum, 5)).all()
     used_classes = {(c + j) % 5 for c in range(clients) for j in range(per_client)}
     unused = (owner == -1) & np.isin(labels, list(used_classes))
     assert unused.sum() <= clients * per_client  # less than one row per rounding

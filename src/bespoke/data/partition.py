@@ -15,18 +15,22 @@ from bespoke.randomness import generator
 
 Ints = NDArray[np.int64]
 Partition = Literal["dirichlet", "shards", "power_law"]
+LEAST = 5  # rows of each class that FedProx gives to every client that holds it
 
 
 def assign(
     labels: ArrayLike, partition: Partition, clients: int, alpha: float, per_client: int, minimum: int, seed: int
 ) -> Ints:
-    """The partitioner of this name; `alpha` and `minimum` are for dirichlet, `per_client` for the other two."""
+    """The partitioner of this name; `alpha` is for dirichlet, `per_client` for the other two.
+
+    `minimum`: the rows that a client has at least; with power_law, of each of its classes, and no fewer than five.
+    """
     if partition == "dirichlet":
         return dirichlet(labels, clients, alpha, seed, minimum)
     if partition == "shards":
         return shards(labels, clients, per_client, seed)
     if partition == "power_law":
-        return power_law(labels, clients, per_client, seed)
+        return power_law(labels, clients, per_client, seed, max(minimum, LEAST))
     raise unknown("partition", partition, ("dirichlet", "shards", "power_law"))
 
 
@@ -81,7 +85,7 @@ def shards(labels: ArrayLike, clients: int, shards_per_client: int, seed: int) -
 
 
 def power_law(
-    labels: ArrayLike, clients: int, classes_per_client: int, seed: int, least: int = 5, sigma: float = 2.0
+    labels: ArrayLike, clients: int, classes_per_client: int, seed: int, least: int = LEAST, sigma: float = 2.0
 ) -> Ints:
     """Few classes per client and log-normal sizes: the MNIST of FedProx (1,000 clients of two digits each).
 
