@@ -121,3 +121,32 @@ def test_kmeans_is_scikit_learns() -> None:
     expected = KMeans(4, init=points[:4].numpy(), n_init=1, tol=0.0).fit(points.numpy())
     assert places.tolist() == expected.labels_.tolist()
     torch.testing.assert_close(centres, torch.from_numpy(expected.cluster_centers_).float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "moved"), [("models", 4.0), ("updates", 3 + 10 / 3)])
+def test_who_changes_its_cluster_brings_its_head_along(heads: Any, moved: float) -> None:
+    """Heads 3 and -4. Clients 0 and 1 go on by one; 2 comes over from -4 by 8, to 4; 3 stays where it was.
+
+    The mean of the members' heads is (4 + 4 + 4) / 3 and -4; by updates alone the first head would go on by
+    (1 + 1 + 8) / 3, as if client 2 had begun with it, though it is where it wants to be.
+    """
+    method = PFedKM(TASK, k=2, over="head", heads=heads)
+    server = method.init_server(START, Setting(1, 4))
+    server = method.server_round(server, cohort([2.0, 4.0, -3.0, -5.0], "head"))
+    first, other = int(server["cluster"][0]), int(server["cluster"][2])
+    new = method.server_round(server, cohort([1.0, 1.0, 8.0, 0.0], "head"))
+    assert new["cluster"].tolist() == [first, first, first, other]
+    assert new["params"]["head.bias"][first].item() == pytest.approx(moved)
+    assert new["params"]["head.bias"][other].item() == pytest.approx(-4.0)
+
+
+def test_a_head_without_members_stays() -> None:
+    method = PFedKM(TASK, k=2, over="head")
+    server = method.init_server(START, Setting(1, 4))
+    server = method.server_round(server, cohort([2.0, 4.0, -3.0, -5.0], "head"))
+    first, other = int(server["cluster"][0]), int(server["cluster"][2])
+    two = cohort([0.5, 0.5], "head")
+    new = method.server_round(server, two)
+    assert set(new["cluster"][:2].tolist()) <= {first, other}
+    empty = other if int(new["count"][first]) else first
+    assert torch.equal(new["params"]["head.bias"][empty], server["params"]["head.bias"][empty])

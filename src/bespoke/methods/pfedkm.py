@@ -2,7 +2,7 @@
 
 After Tang et al., Personalized Federated Learning with Clustered Generalization, 2021. A shared body, and K heads. Each
 client trains the body and the head of its cluster and sends its update; the server runs k-means over what the clients'
-models have become, one long vector each, and moves the head of every cluster by the mean of its members' updates. The
+models have become, one long vector each, and the head of every cluster becomes the mean of its members' heads. The
 server has to see every client's update and knows every client's cluster: both are declared as seen of each.
 
 In the first round all heads are alike and the vectors differ by the clients' gradients alone; later a client's vector
@@ -33,6 +33,9 @@ class PFedKM(FedAvg):
 
     k: int = knob(10, "how many clusters", ge=2)
     over: Literal["model", "head"] = knob("model", "what k-means goes over: the whole model (the paper), or its head")
+    heads: Literal["models", "updates"] = knob(
+        "models", "a cluster's head: the mean of its members' heads, or its own moved by the mean of their updates"
+    )
     iterations: int = knob(10, "rounds of k-means in a round of training", ge=1)
 
     name = "pfedkm"
@@ -94,6 +97,12 @@ class PFedKM(FedAvg):
         mean = scale(body, 1 / weight.sum())
         part = members / members.sum(1, keepdim=True).clamp(min=1e-9)  # a head without members stays
         mean |= {name: torch.tensordot(part, change, 1) for name, change in each["head"].items()}
+        if self.heads == "models":  # members may have begun with the head of another cluster
+            there = members.sum(1) > 0
+            mean |= {
+                name: (torch.tensordot(part, model, 1) - heads[name]) * there.reshape(-1, *(1,) * (model.dim() - 1))
+                for name, model in become.items()
+            }
         params, optimizer = self.server.step(server["optimizer"], server["params"], mean)
         return {
             **server, "params": params, "optimizer": optimizer, "centres": centres, "rounds": server["rounds"] + 1,
