@@ -41,7 +41,7 @@ figures have no printed values: of them, the order that it claims is checked. Al
 
 The paper calls two things a variance: a mean of squares (Eq. 18, "Self-FL" below), on which its theory rests, and their
 sum over clients or rounds (Section 3.2, "variances as sums"), with which clients take more steps. Both are held against
-its claims; CIFAR-10 and the wake word, further down, were run with the first alone."""
+its claims; the wake word, further down, was run with the first alone."""
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
