@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bespoke import api
-from bespoke.comparison import caution
+from bespoke.comparison import cautions
 from bespoke.config import checked
 from bespoke.engines.batches import Orders
 from bespoke.engines.engine import Choice, Engine
@@ -254,13 +254,21 @@ def test_mocha_takes_linear_models_of_few_clients(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("method", ["ditto", "mr-mtl", "mocha", "apfl", "scaffold"])
 def test_a_word_of_caution_where_clients_seldom_or_never_train(tmp_path: Path, method: str) -> None:
-    assert caution(build(checked(_settings(tmp_path, method), "test"))) == ""
-    sampled = caution(build(checked(_settings(tmp_path, method, cohort={"size": 5}), "test")))
+    assert cautions([build(checked(_settings(tmp_path, method), "test"))]) == []
+    [sampled] = cautions([build(checked(_settings(tmp_path, method, cohort={"size": 5}), "test"))])
     assert sampled.startswith(f"{method} keeps something for every client")
     assert "5 of 20 clients train in a round" in sampled
-    devices = caution(build(checked(_settings(tmp_path, method, split={"protocol": "cross-device"}), "test")))
+    [devices] = cautions([build(checked(_settings(tmp_path, method, split={"protocol": "cross-device"}), "test"))])
     assert "cross-device tests clients that never train" in devices
-    assert caution(build(checked(_settings(tmp_path, "fedavg", cohort={"size": 5}), "test"))) == ""
+    assert cautions([build(checked(_settings(tmp_path, "fedavg", cohort={"size": 5}), "test"))]) == []
+
+
+def test_what_applies_to_several_is_said_once(tmp_path: Path) -> None:
+    one = build(checked(_settings(tmp_path, "ditto", cohort={"size": 5}), "test"))
+    other = build(checked(_settings(tmp_path, "scaffold", cohort={"size": 5}), "test"))
+    both, alone = cautions([replace(one, label="a"), replace(other, label="b"), replace(one, label="c")])
+    assert both.startswith("a and c keep something for every client from round to round, and 5 of 20 clients")
+    assert alone.startswith("b keeps something")
 
 
 def test_the_caution_is_in_the_comparison_and_its_report(tmp_path: Path) -> None:

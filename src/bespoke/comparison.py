@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +24,7 @@ from bespoke.experiments import check_stages_fit, load_population, resolved
 from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
+from bespoke.metrics.text import listing
 from bespoke.presets import Preset
 from bespoke.privacy.runs import together
 from bespoke.runfolder import FORMAT
@@ -106,7 +107,7 @@ class Comparison:
         with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop, self.how) as jobs:
             # built once before anything is run: what does not fit is refused at once, what is doubtful is said
             planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
-            self.notes = [note for note in map(caution, planned) if note]
+            self.notes = cautions(planned)
             for note in self.notes:
                 self.progress.note(note)
             chosen, tuning = self._tuned(jobs)
@@ -286,20 +287,28 @@ def stateful(method: type[Method]) -> bool:
     return (method.init_private, method.unicast) != (Method.init_private, Method.unicast)
 
 
-def caution(experiment: Experiment) -> str:
-    """A word where clients that are to remember something seldom or never train; else nothing."""
-    method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)
-    if not stateful(type(method)):
-        return ""
-    keeps = f"{experiment.label} keeps something for every client from round to round"
-    if experiment.split.kind == "cross-device":
-        return f"{keeps}, but cross-device tests clients that never train: {method.unseen}."
-    if experiment.cohort < trained:
-        return (
-            f"{keeps}, and {experiment.cohort:,} of {trained:,} clients train in a round: what the others keep grows "
-            f"old, and {method.unseen}."
-        )
-    return ""
+def cautions(planned: Iterable[Experiment]) -> list[str]:
+    """A word where clients that are to remember something seldom or never train, once for all to whom it applies."""
+    found: dict[str, list[str]] = {}
+    for experiment in planned:
+        method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)
+        if not stateful(type(method)):
+            continue
+        if experiment.split.kind == "cross-device":
+            why = f"but cross-device tests clients that never train: {method.unseen}"
+        elif experiment.cohort < trained:
+            why = (
+                f"and {experiment.cohort:,} of {trained:,} clients train in a round: what the others keep grows old, "
+                f"and {method.unseen}"
+            )
+        else:
+            continue
+        found.setdefault(why, []).append(experiment.label)
+    return [
+        f"{listing(labels)} {'keep' if len(labels) > 1 else 'keeps'} something for every client from round to round, "
+        f"{why}."
+        for why, labels in found.items()
+    ]
 
 
 def describe(method: Method) -> dict[str, Any]:
