@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any
 
 from bespoke.config import ExperimentConfig
 from bespoke.data.arrays import write_text
+from bespoke.data.lent import Lent
 from bespoke.data.population import Population
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.errors import UserError
@@ -111,7 +111,7 @@ class Jobs:
         self.most, self.expected, self.told = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
         self.lanes: list[Lane] = []
-        self.shared: Path | None = None  # the population on disk, for the processes
+        self.lent: Lent | None = None  # the population on disk, for the processes
         self.spent, self.made = 0.0, 0
 
     def __enter__(self) -> Jobs:
@@ -126,8 +126,8 @@ class Jobs:
         for lane in self.lanes:
             lane.close()
         self.lanes = []
-        if self.shared:
-            shutil.rmtree(self.shared, ignore_errors=True)
+        if self.lent:
+            self.lent.close()
 
     def all(self, jobs: list[Job]) -> list[Result]:
         """The results of these jobs, in their order."""
@@ -205,11 +205,10 @@ class Jobs:
         if self.lanes:
             return
         assert self.most is not None
-        self.shared = Path(tempfile.mkdtemp(prefix="bespoke-population-"))
-        self.bench.population.save(self.shared)
+        self.lent = Lent(self.bench.population)
         self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
         bar: Callable[[], Any] = getattr(self.progress, "lane", Silent)
-        self.lanes = [Lane(self.shared, self.cache, bar()) for _ in range(self.most)]
+        self.lanes = [Lane(self.lent.folder, self.cache, bar()) for _ in range(self.most)]
 
     def _together(self, queue: _Queue, judge: Judge) -> None:
         """Give every free process a job; on Ctrl-C or an error all stop after their round, then that is raised."""

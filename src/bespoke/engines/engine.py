@@ -7,8 +7,6 @@ number of workers by itself, says what it chose, and can be told.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bespoke.data.lent import Lent
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import steps_of, work_of
@@ -80,12 +79,12 @@ class Engine:
     def __init__(self, population: Population, choice: Choice) -> None:
         self.population, self.choice = population, choice
         mode = Mode(choice.vectorized, choice.chunk, choice.threads, choice.gradient)
-        self.folder: Path | None = None
+        self.lent: Lent | None = None  # the population on disk, for the workers
         self.workers: list[Worker] = []
         self.host: Host | None = None
         if choice.workers:
-            self.folder = _saved(population)
-            self.workers = [Worker(self.folder, mode) for _ in range(choice.workers)]
+            self.lent = Lent(population)
+            self.workers = [Worker(self.lent.folder, mode) for _ in range(choice.workers)]
         else:
             self.host = Host(population, mode)
 
@@ -99,8 +98,8 @@ class Engine:
         for worker in self.workers:
             worker.close()
         self.workers = []
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.lent:
+            self.lent.close()
 
     # -- the same call on every host -----------------------------------------------------------------------------------
     def _all(self, name: str, *arguments: Any) -> list[Any]:
@@ -134,10 +133,10 @@ class Engine:
         if self.host:
             self.host.move(train.population, train)
             return
-        before, self.folder = self.folder, _saved(train.population)
-        self._all("move", self.folder, train)
+        before, self.lent = self.lent, Lent(train.population)
+        self._all("move", self.lent.folder, train)
         if before:
-            shutil.rmtree(before, ignore_errors=True)
+            before.close()
 
     def home(self, clients: Ints) -> Ints:
         """The worker that owns a client's private state."""
@@ -280,13 +279,6 @@ class Engine:
             for place, worker in enumerate(self.workers):
                 worker.start("load_private", path, set(clients[home == place].tolist()))
             self._answers()
-
-
-def _saved(population: Population) -> Path:
-    """A folder from which workers map the population."""
-    folder = Path(tempfile.mkdtemp(prefix="bespoke-population-"))
-    population.save(folder)
-    return folder
 
 
 def _some(rows: Ints | None, share: Ints) -> Ints | None:
