@@ -227,7 +227,7 @@ COMPARISONS = (
     Entry(
         "cifar10-tuned",
         "CIFAR-10, three classes a client, learning rates tuned",
-        "Three rates tried for each method. Clients are less even here: five images or more of each class.",
+        "Three rates tried for each method.",
         lambda study: best(study, "CIFAR-10, rates tuned"),
     ),
 )
