@@ -44,6 +44,16 @@ def test_poisson_is_the_library_s(rate: float, noise: float, count: int) -> None
     assert pld < rdp
 
 
+def test_little_noise_is_accounted_for_on_a_coarser_grid() -> None:
+    """Losses are larger, and so are the steps they are told in: the same as on the fine grid, to five digits."""
+    fine = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
+        0.05, sampling_prob=0.1, value_discretization_interval=1e-3
+    )
+    exact = fine.self_compose(20).get_epsilon_for_delta(DELTA)
+    found = spent("poisson", 0.1, 0.05, 20).epsilon(DELTA)
+    assert found == pytest.approx(exact, rel=1e-5)
+
+
 def test_without_replacement_is_the_library_s_with_twice_the_sensitivity() -> None:
     """100 of 10,000, replace one: a client that is replaced moves the sum by two bounds."""
     event = dp_accounting.SampledWithoutReplacementDpEvent(10_000, 100, dp_accounting.GaussianDpEvent(1.5 / 2))

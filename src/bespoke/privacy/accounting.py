@@ -33,6 +33,7 @@ from bespoke.errors import UserError, needs_extra
 Kind = Literal["poisson", "fixed", "known"]
 ACCOUNTANTS = ("pld", "rdp")
 GRID = 1e-3  # of privacy losses; a PLD on a coarser grid is a looser bound, never a wrong one
+LITTLE = 0.1  # noise below which losses are so large that the grid grows with them, or its points were millions
 ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 128)  # for sampling without replacement, whose orders take long
 ADJACENCY = {
     "poisson": "a client is there or not (add or remove one)",
@@ -178,18 +179,20 @@ def _round_rdp(kind: Kind, rate: float, multiplier: float) -> tuple[NDArray[np.f
 
 
 @lru_cache(maxsize=64)
-def _round_pld(rate: float, multiplier: float) -> Any:
+def _round_pld(rate: float, multiplier: float, grid: float) -> Any:
     return library().pld.privacy_loss_distribution.from_gaussian_mechanism(
-        multiplier, sampling_prob=rate, value_discretization_interval=GRID
+        multiplier, sampling_prob=rate, value_discretization_interval=grid
     )
 
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     composed: Any = None
+    least = min(multiplier for (_, multiplier), count in rounds if count)
+    grid = GRID * max(LITTLE / least, 1.0) ** 2  # losses grow with the square of 1 / noise
     for (rate, multiplier), count in rounds:
         if count:
-            part = _round_pld(rate, multiplier).self_compose(count)
+            part = _round_pld(rate, multiplier, grid).self_compose(count)
             composed = part if composed is None else composed.compose(part)
     return float(composed.get_epsilon_for_delta(delta))
 
