@@ -221,7 +221,7 @@ COMPARISONS = (
         "cifar10",
         "CIFAR-10, three classes a client (Figures 2a, 3c)",
         "Learning rate 0.01 for all, 40 local steps; the paper does not say how many rounds. Clients have 600 "
-        "images or more of each class: near the sizes of pFedMe's repository, which the paper names, not its very split.",
+        "images or more of each class: near the sizes of pFedMe's repository, which the paper names, not its split.",
         lambda study: [*best(study, "CIFAR-10"), *shifted(study, "CIFAR-10")],
     ),
     Entry(
