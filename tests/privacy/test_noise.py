@@ -75,8 +75,9 @@ def test_secret_noise_cannot_be_told_from_the_seed() -> None:
         np.random.seed(0)  # noqa: NPY002
         drawn.append(gaussian(local=1.0).client(sent(1, 100)).up["delta"]["w"])
         drawn.append(gaussian(central=1.0).server(Cohort({"delta": {"w": torch.zeros(1, 100)}}, {}, ()), {}, 5)[0])
-    assert not torch.isclose(drawn[0], drawn[2], atol=1e-3).any()
-    assert not torch.isclose(drawn[1].sums["delta"]["w"], drawn[3].sums["delta"]["w"], atol=1e-3).any()
+    # one of a hundred may come near another by chance; noise that follows from a seed is the same in all
+    assert torch.isclose(drawn[0], drawn[2], atol=1e-3).sum() < 10
+    assert torch.isclose(drawn[1].sums["delta"]["w"], drawn[3].sums["delta"]["w"], atol=1e-3).sum() < 10
 
 
 def test_secret_noise_comes_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
