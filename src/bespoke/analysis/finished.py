@@ -37,7 +37,7 @@ from bespoke.stages import Experiment, restore_empty
 from bespoke.tensors import Params, Tree
 from bespoke.watcher import Interrupted, Progress, Silent
 
-FORMAT = 1
+FORMAT = 2
 ROOM = 2**26  # bytes of rows scored at a time, where clients are vectorized
 STEP = 512  # clients examined between two looks at Ctrl-C, where they are vectorized
 OFF = 0.01  # the mean made anew may differ from the recorded one by this part of it; more is another experiment

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bespoke.errors import UserError, unknown
+from bespoke.models.metric import MOST_CLASSES
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import (
     CNN,
@@ -109,7 +110,7 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5)))
     if kind == "language":
         return LanguageModel(network, l2=l2, unscored=tuple(about.get("unscored", ())))
-    metrics = Classification.metrics + (("f1",) if classes == 2 else ())
+    metrics = tuple(name for name in Classification.metrics if name != "auc" or classes <= MOST_CLASSES)
     kinds = len(about.get("kinds", ()))
     return Classification(network, l2=l2, kinds=kinds, hinge=name == "svm", metrics=metrics)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from bespoke.errors import UserError
 from bespoke.models.conditioned import LastLayer, conditioned
+from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
 from bespoke.models.token_loss import Head, head_loss
 from bespoke.tensors import Params
@@ -203,7 +204,7 @@ class Classification(BaseTask):
     """Cross-entropy over classes, or the hinge of a linear SVM (one output, classes 0 and 1)."""
 
     hinge: bool = False
-    metrics: tuple[str, ...] = ("accuracy", "error", "loss")
+    metrics: tuple[str, ...] = ("accuracy", "error", "loss", "balanced_accuracy", "f1", "auc")
     lower_is_better: tuple[str, ...] = ("error", "loss")
 
     def _sign(self, y: Tensor) -> Tensor:
@@ -233,15 +234,15 @@ class Classification(BaseTask):
         return "hinge" if self.hinge else "softmax"
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
-        mask = batch["mask"]
+        y, mask = batch["y"], batch["mask"]
         chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
-        correct = ((chosen == batch["y"]).float() * mask).sum()
-        loss = (self.example_losses(outputs, batch["y"]) * mask).sum()
-        sums = {"accuracy": correct, "error": mask.sum() - correct, "loss": loss, "count": mask.sum()}
-        if "f1" in self.metrics:
-            yes, liked = (chosen == 1).float() * mask, (batch["y"] == 1).float() * mask
-            sums |= {"found": (yes * liked).sum(), "said": yes.sum(), "there": liked.sum()}
-        return sums
+        correct = ((chosen == y).float() * mask).sum()
+        loss = (self.example_losses(outputs, y) * mask).sum()
+        sums = {"accuracy": correct, "error": mask.sum() - correct, "loss": loss}
+        sums |= class_sums(outputs, chosen, y, mask, self.metrics)
+        # argmax and sort take NaN for the largest number: without this, a model that diverged would have scores
+        diverged = (outputs.isnan().any(-1) & (mask > 0)).any()
+        return {name: torch.where(diverged, torch.nan, value) for name, value in sums.items()} | {"count": mask.sum()}
 
 
 @dataclass(frozen=True)
@@ -336,16 +337,5 @@ def finished(metric: str, sums: Params) -> Tensor:
         "rmse": ("mse", torch.sqrt),
         "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
     }
-    if metric == "f1":
-        return _f1(sums)
     source, finish = derived.get(metric, (metric, lambda mean: mean))
     return finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
-
-
-def _f1(sums: Params) -> Tensor:
-    """The mean F1 of two classes, each in turn what is looked for; a class neither there nor said has an F1 of one."""
-    found, said, there = (sums[name] for name in ("found", "said", "there"))
-    rest, denied, absent = sums["count"] - said - there + found, sums["count"] - said, sums["count"] - there
-    yes, no = said + there, denied + absent
-    both = 2 * found / yes.clamp(min=1), 2 * rest / no.clamp(min=1)
-    return (torch.where(yes > 0, both[0], 1.0) + torch.where(no > 0, both[1], 1.0)) / 2

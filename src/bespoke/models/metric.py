@@ -1,0 +1,100 @@
+"""Scores of classes beyond accuracy, and the metric that fits the data.
+
+A client's balanced accuracy, F1 and area under the ROC curve are means over its classes: `class_sums` gives the sums
+and how many classes count, in a form that stacks over clients under torch.func.vmap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from bespoke.tensors import Params
+
+UNBALANCED = 0.8  # the share of the most frequent class beyond which accuracy hardly tells a model from a constant
+MOST_CLASSES = 20  # up to which there is an AUC: it sorts a client's rows once for every class
+CELLS = 2**21  # of rows times classes that are sorted at once
+
+
+def default_metric(about: dict[str, Any], y_train: ArrayLike) -> tuple[str, str]:
+    """The metric that a comparison goes by unless told otherwise, and why, as a sentence."""
+    task = about["task"]
+    if task == "regression":
+        return "mse", "The target is a number, so errors are squared and averaged."
+    if task != "classification":
+        return "accuracy", "The share of right answers."
+    counts = np.unique(np.asarray(y_train), return_counts=True)[1]
+    largest = counts.max() / counts.sum() if len(counts) else 0.0
+    if largest <= UNBALANCED:
+        return "accuracy", f"The most frequent class has {largest:.0%} of the training rows.".replace("%", " %")
+    share = f"{100 * largest:.0f}" if largest < 0.995 else "over 99"
+    return "loss", (
+        f"{share} % of the training rows are of one class, so a constant answer is right as often; the log-loss also "
+        "judges the probabilities, and every client has one, even a client of one class."
+    )
+
+
+def class_sums(outputs: Tensor, chosen: Tensor, y: Tensor, mask: Tensor, metrics: tuple[str, ...]) -> Params:
+    """The sums over classes of those of balanced_accuracy, f1 and auc that are asked for, and how many classes count.
+
+    outputs: (rows, classes), or (rows, 1) where a positive number says class 1; chosen: the class that is answered.
+    As in scikit-learn, a class that is not there has no recall, and one neither there nor answered has no F1.
+    """
+    if not {"balanced_accuracy", "f1", "auc"} & set(metrics):
+        return {}
+    classes = max(outputs.shape[-1], 2)
+    there, said, found = (
+        torch.zeros(classes).scatter_add(0, which.long(), rows)
+        for which, rows in ((y, mask), (chosen, mask), (y, mask * (chosen == y)))
+    )
+    sums: Params = {}
+    if "balanced_accuracy" in metrics:
+        sums["balanced_accuracy"] = (found / there.clamp(min=1.0)).sum()
+        sums["balanced_accuracy_count"] = (there > 0).float().sum()
+    if "f1" in metrics:
+        sums["f1"] = (2 * found / (said + there).clamp(min=1.0)).sum()
+        sums["f1_count"] = (said + there > 0).float().sum()
+    if "auc" in metrics:
+        sums["auc"], sums["auc_count"] = auc_sums(outputs, y, mask)
+    return sums
+
+
+def auc_sums(outputs: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of areas under the ROC curves of each class against the rest, and how many classes have one.
+
+    Of two classes one curve says it all. A class has a curve if some rows that count are of it and some are not.
+    """
+    if outputs.shape[-1] <= 2:
+        margins = outputs[:, -1:] - outputs[:, :1] if outputs.shape[-1] == 2 else outputs
+        wanted = torch.ones(1, dtype=torch.long)
+    else:
+        margins, wanted = torch.log_softmax(outputs, -1), torch.arange(outputs.shape[-1])
+    step = max(1, CELLS // max(len(y), 1))
+    blocks = [_areas(margins[:, i : i + step], y, wanted[i : i + step], mask) for i in range(0, len(wanted), step)]
+    areas, defined = (torch.cat(parts) for parts in zip(*blocks))
+    return areas.sum(), defined.float().sum()
+
+
+def _areas(margins: Tensor, y: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """For each column the area under its curve (0 where there is none), and whether there is one.
+
+    Let A be the pairs in which the row of the class is above the other, B those in which it is below. Ties count one
+    half, so the area is (pairs + A - B) / (2 pairs).
+    """
+    values, order = margins.sort(0)
+    counted = mask[:, None].expand_as(margins).gather(0, order)
+    yes = (y.long()[:, None] == wanted).float().gather(0, order) * counted
+    no = counted - yes
+    begins = torch.cat([torch.ones_like(values[:1], dtype=torch.bool), values[1:] != values[:-1]])
+
+    def below(rows: Tensor) -> Tensor:
+        """How many of these rows lie strictly below each row: what was counted before its run of ties began."""
+        return torch.where(begins, rows.cumsum(0) - rows, 0.0).cummax(0).values
+
+    pairs = yes.sum(0) * no.sum(0)
+    above = (yes * below(no)).sum(0) - (no * below(yes)).sum(0)
+    return torch.where(pairs > 0, 0.5 + above / (2 * pairs.clamp(min=1.0)), 0.0), pairs > 0
