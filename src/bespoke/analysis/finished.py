@@ -37,7 +37,7 @@ from bespoke.stages import Experiment, restore_empty
 from bespoke.tensors import Params, Tree
 from bespoke.watcher import Interrupted, Progress, Silent
 
-FORMAT = 2
+FORMAT = 1
 ROOM = 2**26  # bytes of rows scored at a time, where clients are vectorized
 STEP = 512  # clients examined between two looks at Ctrl-C, where they are vectorized
 OFF = 0.01  # the mean made anew may differ from the recorded one by this part of it; more is another experiment
@@ -125,11 +125,11 @@ class Finished:
         path = self.path / "analysis" / "candidates.safetensors"
         split = self.experiment.split
         others = split.selection.validation.clients if split.kind == "cross-device" else np.zeros(0, np.int64)
-        names = list(self.method.candidates())
+        metrics = list(self.experiment.task.metrics)
+        kind = {"format": FORMAT, "names": list(self.method.candidates()), "metrics": metrics}
         if path.exists():
             flat, metadata = open_arrays(path)
-            about = json.loads(metadata.get("bespoke", "{}"))
-            if about.get("format") == FORMAT and about.get("names") == names:
+            if json.loads(metadata.get("bespoke", "{}")) == kind:
                 kept = flat.pop("clients").numpy()
                 if np.array_equal(kept, self.clients):
                     sums: Scores = {}
@@ -147,7 +147,7 @@ class Finished:
             for metric, table in (scores.sums if scores else {}).items():
                 arrays[f"{part}.{metric}"] = torch.from_numpy(table)
         path.parent.mkdir(exist_ok=True)
-        write_arrays(path, arrays, {"bespoke": json.dumps({"format": FORMAT, "names": names})})
+        write_arrays(path, arrays, {"bespoke": json.dumps(kind)})
         return found
 
     def _check(self, found: Candidates) -> None:
