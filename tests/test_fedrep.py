@@ -46,6 +46,20 @@ def test_head_first_then_the_body_with_the_head_held() -> None:
     assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.0175, rel=1e-5)
 
 
+def test_the_head_is_held_in_every_epoch_of_the_body() -> None:
+    """Head, one epoch: p = 0.8, c = -0.1. Body, w = 2, b = 0: it says 1.5, slope 0.5 * 0.8: both by -0.04.
+
+    Second epoch, the head as it was: it says 0.8 * (1.96 - 0.04) - 0.1 = 1.436, slope 0.436 * 0.8: both by -0.03488. A
+    head that moved along would be p = 0.7, c = -0.15 by then.
+    """
+    method = FedRep(TASK, lr=0.1, head_epochs=1, epochs=2)
+    private, up = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))
+    assert up["delta"]["features.1.weight"].item() == pytest.approx(-0.07488, rel=1e-5)
+    assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.07488, rel=1e-5)
+    assert private["head"]["head.weight"].item() == pytest.approx(0.8)
+    assert private["head"]["head.bias"].item() == pytest.approx(-0.1)
+
+
 def test_a_rate_of_its_own_for_the_head() -> None:
     method = FedRep(TASK, lr=0.1, head_lr=0.2, head_epochs=1)
     private, _ = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))

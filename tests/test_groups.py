@@ -53,6 +53,28 @@ def lines(grouped: bool = True, clients: int = CLIENTS) -> Population:
     return Population.build({"x": x, "y": y}, owners, group=group, about={"name": "lines", "task": "regression"})
 
 
+@pytest.mark.parametrize("server", ["sgd", "adam"])
+def test_the_common_model_in_row_0_never_moves(server: Any) -> None:
+    """Clients of no known group sum up to 8 of weight 4 in row 0: neither that model nor its optimizer takes it.
+
+    Row 1 has a sum of 6 and the weight 3, row 2 nobody: plain averaging moves row 1 by 2.
+    """
+    made = GroupFL(LINE, server=ServerOptimizer(name=server, lr=1.0))
+    params = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
+    began = made.begin(params, torch.tensor([0, 1, 2]), 2)
+    delta = {"weight": torch.tensor([8.0, 6.0, 5.0]).reshape(3, 1, 1), "bias": torch.tensor([[8.0], [6.0], [5.0]])}
+    ended = made.step(began, delta, torch.tensor([4.0, 3.0, 0.0]))
+    for row in (0, 2):
+        assert ended["params"]["weight"][row].item() == 1.0
+        assert ended["params"]["bias"][row].item() == 0.0
+    if server == "sgd":
+        assert ended["params"]["weight"].flatten().tolist() == [1.0, 3.0, 1.0]
+        assert ended["params"]["bias"].flatten().tolist() == [0.0, 2.0, 0.0]
+    else:
+        assert ended["optimizer"]["time"].tolist() == [0, 1, 0]
+        assert ended["optimizer"]["moment"]["bias"].flatten()[[0, 2]].tolist() == [0.0, 0.0]
+
+
 def experiment(population: Population, *stages: Stage, **more: Any) -> Experiment:
     split = more.pop("split", None) or cross_silo(population, (0.6, 0.2, 0.2), seed=1)
     return Experiment("groups", population, split, LINE, stages, "mse", cohort=more.pop("cohort", CLIENTS), **more)

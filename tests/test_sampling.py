@@ -99,6 +99,23 @@ def test_importance_is_proportional_to_examples() -> None:
     assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
+@pytest.mark.parametrize(("sizes", "wanted"), [((1, 2, 5), 2), ((1, 2, 5, 4, 4), 2)])
+def test_importance_without_replacement_is_one_draw_after_the_other(sizes: tuple[int, ...], wanted: int) -> None:
+    """P(i, then j) = n_i / N * n_j / (N - n_i), however many of all are drawn.
+
+    Of sizes 1, 2 and 5 the pair without the largest comes with 1/8 * 2/7 + 2/8 * 1/6 = 13/168, a uniform pair with 1/3.
+    """
+    draws, total = Sampler(clients(sizes), 0, wanted, "importance"), sum(sizes)
+    pairs = [tuple(draws.draw(n).contacted.tolist()) for n in range(1, 6001)]
+    expected = {
+        (i, j): sizes[i] * sizes[j] / total * (1 / (total - sizes[i]) + 1 / (total - sizes[j]))
+        for i in range(len(sizes)) for j in range(i + 1, len(sizes))
+    }  # fmt: skip
+    assert expected[0, 1] == pytest.approx(13 / 168 if total == 8 else 1 / 16 * 2 / 15 + 2 / 16 * 1 / 14)
+    observed = [pairs.count(pair) for pair in expected]
+    assert stats.chisquare(observed, [6000 * p for p in expected.values()]).pvalue > 1e-3
+
+
 def test_poisson_has_a_binomials_mean_and_variance() -> None:
     draws = sampler(40, 10, "poisson")
     cohorts = [draws.draw(n).contacted for n in range(1, 3001)]

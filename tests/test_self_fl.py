@@ -107,6 +107,14 @@ def test_start_by_hand() -> None:
     assert float(made.start(down_at(2.0, 0.0, 0.0), private)["bias"]) == 2.0
 
 
+def test_at_most_nine_tenths_of_the_global_model_are_taken_for_the_client_s_own() -> None:
+    """theta = 2, theta_m = 3. A share s moves the start by -s / (1 - s): 0.89 by -8.09, 0.9 and all above by -9."""
+    made = SelfFL(TASK)
+    for weight, share in ((0.89, 0.89), (0.9, 0.9), (0.99, 0.9), (1.0, 0.9), (7.0, 0.9)):
+        start = made.start(down_at(2.0, 1.0, 1.0), private_at(made, 3.0, weight=weight))
+        assert float(start["bias"]) == pytest.approx(2 - share / (1 - share)), weight
+
+
 def test_start_is_the_mean_of_the_others() -> None:
     """What is taken out of the global model is what was put in: for every client, after a round of everyone."""
     made = SelfFL(TASK, between=0.7, within=2.0, curvature=1.0, lr=0.2)

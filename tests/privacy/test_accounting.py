@@ -90,6 +90,24 @@ def test_mu_by_hand() -> None:
     assert fixed > mu / 10
 
 
+@pytest.mark.parametrize("noise", [0.8, 2.0, 5.0])
+def test_mu_of_fixed_cohorts_is_the_limit_s_integral(noise: float) -> None:
+    """mu^2 = T q^2 2 E[(e^(m x - m^2/2) - 1)^2; x > m/2], x standard normal, m = 2 / z: Dong, Roth and Su, Section 5.
+
+    m is twice 1 / z because replacing a client moves a sum by two bounds. For z = 2, m = 1 and tables of the normal
+    distribution: 2 (2.71828 * 0.93319 + 3 * 0.30854 - 2) = 2.92459.
+    """
+    m, (rate, count) = 2 / noise, (0.01, 1000)
+    grid = np.linspace(m / 2, m / 2 + 12 + 2 * m, 400_001)
+    density = np.exp(-(grid**2) / 2) / math.sqrt(2 * math.pi)
+    integral = float(np.trapezoid((np.exp(m * grid - m * m / 2) - 1) ** 2 * density, grid))
+    mu, exact = Spent("fixed", {(rate, noise): count}).mu()
+    assert not exact
+    assert mu**2 == pytest.approx(count * rate**2 * 2 * integral, rel=1e-5)
+    if noise == 2.0:
+        assert mu**2 == pytest.approx(0.1 * 2.92459, rel=1e-5)
+
+
 # -- properties ----------------------------------------------------------------------------------------------------
 @settings(max_examples=60)
 @given(kinds, rates, noises, rounds, rounds)
