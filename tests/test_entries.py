@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,7 @@ batch_size = 8
 
 [compare.entries.random]
 method = "hypcluster"
+before = []
 upload = "index"
 k = 2
 
@@ -60,6 +62,50 @@ def test_a_stage_before_takes_over_common_knobs() -> None:
         "method": "ensemble", "rounds": 3, "k": 4, "lr": 0.2, "server": {"name": "adam"}, "select": "validation",
     }  # fmt: skip
     assert entry.after == ""
+
+
+def test_clusters_are_prepared_by_an_ensemble_unless_the_entry_says_otherwise() -> None:
+    """Nine rounds: three of an ensemble with the same k and learning rate, six of clusters, which may be reseeded."""
+    knobs = {"k": 4, "lr": 0.2}
+    before, own = Entry.of("hypcluster", {}).stages(knobs, rounds=9)
+    assert before == {"method": "ensemble", "rounds": 3, "k": 4, "lr": 0.2}
+    assert own == {"method": "hypcluster", "rounds": 6, "k": 4, "lr": 0.2, "reseed": 5}
+    labelled = {"three": {"method": "hypcluster", "k": 3, "reseed": 0, "rounds": 60}}
+    before, own = Entry.of("three", labelled).stages(labelled["three"], rounds=9)
+    assert (before["method"], before["rounds"], before["k"]) == ("ensemble", 20, 3)
+    assert (own["rounds"], own["reseed"]) == (40, 0)
+    before, own = Entry.of("hypcluster", {}).stages({"share": "body"}, rounds=3)
+    assert (before["method"], before["rounds"], own["rounds"]) == ("fedavg", 1, 2)
+    assert len(Entry.of("hypcluster", {}).stages(knobs, rounds=1)) == 1  # too few for two stages
+
+
+@pytest.mark.parametrize("cold", [{"before": []}, {"after": ""}])
+def test_an_entry_may_ask_for_a_cold_start(cold: dict[str, object]) -> None:
+    """Then nothing is put before it, and its knobs are the method's own."""
+    entry = Entry.of("cold", {"cold": {"method": "hypcluster", **cold}})
+    assert entry.stages({"k": 2}, rounds=9) == [{"method": "hypcluster", "rounds": 9, "k": 2}]
+
+
+def test_a_comparison_that_names_hypcluster_is_warm_and_pays_for_it(tmp_path: Path) -> None:
+    """Six rounds of four clients: two rounds in which each trains two models, four in which it trains one."""
+    data = {"source": "synthetic", "options": {"clients": 4, "examples": 20}}
+    base = {"data": data, "engine": {"workers": 0}}
+    out = Comparison(base, tmp_path / "out", ("fedavg", "hypcluster"), (0,), 6, tune=False).run()
+    assert [line["method"] for line in _rounds(out, "hypcluster")] == ["ensemble"] * 2 + ["hypcluster"] * 4
+    plain, clusters = (
+        [line["steps"] for line in _lines(out, name, "ledger.jsonl") if line["round"]]
+        for name in ("fedavg", "hypcluster")
+    )
+    assert len(plain) == len(clusters) == 6
+    assert clusters == [2 * plain[0]] * 2 + plain[2:]
+
+
+def _lines(out: Path, name: str, file: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (out / "runs" / f"{name}-seed0" / file).read_text().splitlines()]
+
+
+def _rounds(out: Path, name: str) -> list[dict[str, Any]]:
+    return [line for line in _lines(out, name, "rounds.jsonl") if line["round"]]
 
 
 def test_what_an_entry_fixes_is_not_tuned() -> None:

@@ -25,14 +25,16 @@ from bespoke.models.task import Classification, Regression
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment, Stage
-from bespoke.tensors import flatten, nbytes, stack, take
+from bespoke.tensors import flatten, nbytes, stack, take, tree_map
 from bespoke.watcher import Interrupted
+from by_hand import batches_of
 
 LINE = Regression(Linear(1))
 NETWORK = Classification(MLP(3, 3, (4,)))
 LOOP = Choice(False, 1, 0, 1, "autograd", "")
 FUSED = Choice(True, 64, 0, 1, "fused", "")
 CLIENTS = 8
+LINE_LOSS = 0.5  # of an error of one: half the square
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +207,110 @@ def test_the_ledger_says_what_was_revealed(two_lines: Population, tmp_path: Path
     assert lines[-1]["bytes_down"] == 8 * (2 * 2 * 4 + 8)  # every client fetches both models to pick one
 
 
+def rows_of(slope: float, made: HypCluster, rows: int = 4) -> Any:
+    """A client's batches: x = 1 in every row, y = slope."""
+    return batches_of([1.0] * rows, [slope] * rows, made)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("reseed", [0, 3])
+def test_nobody_picks_a_model_that_diverged(bad: float, reseed: int) -> None:
+    """Model 0 is not a number, model 1 is far off, model 2 is right: 2, and without it 1."""
+    made = HypCluster(LINE, k=3, reseed=reseed)
+    server = made.init_server(stack([line(bad), line(9.0), line(2.0)]))
+    cluster, loss = made.pick(made.broadcast(server), rows_of(2.0, made))
+    assert (int(cluster), float(loss)) == (2, 0.0)
+    server = made.init_server(stack([line(bad), line(9.0), line(bad)]))
+    cluster, loss = made.pick(made.broadcast(server), rows_of(2.0, made))
+    assert int(cluster) == 1
+    assert float(loss) == pytest.approx(49.0 * LINE_LOSS)
+
+
+# -- starting an empty cluster again -----------------------------------------------------------------------------------
+def test_only_an_empty_cluster_is_started_again_and_as_a_copy_of_the_largest() -> None:
+    """k = 3, reseed = 2. Cluster 1 is empty once, then not, then twice: then it is a copy of cluster 2."""
+    made = HypCluster(LINE, k=3, reseed=2, server=ServerOptimizer(name="momentum"))
+    server = made.init_server(stack([line(1.0), line(2.0), line(3.0)]))
+
+    def after(server: Any, *count: float, loss: float = 6.0) -> Any:
+        counts = torch.tensor(count)
+        delta = {"weight": counts.reshape(3, 1, 1) * 0.5, "bias": torch.zeros(3, 1)}
+        sums = {"delta": delta, "weight": counts, "count": counts, "loss": torch.tensor(loss)}
+        return made.server_round(server, Cohort(sums, {}, ()))
+
+    def vacant(server: Any) -> int:
+        return int(made.broadcast(server)["vacant"])
+
+    server = after(server, 1, 0, 3)
+    assert vacant(server) == -1
+    server = after(server, 1, 1, 2)
+    assert server["empty"].tolist() == [0, 0, 0]
+    server = after(after(server, 1, 0, 2), 1, 0, 4, loss=10.0)
+    assert vacant(server) == 1
+    assert float(made.broadcast(server)["threshold"]) == pytest.approx(2.0)  # ten among five clients
+    weights = server["params"]["weight"].flatten().tolist()
+    assert weights[1] == weights[2] > weights[0]
+    state = server["optimizer"]["own"]
+    assert state["time"].tolist() == [4, 0, 4]  # a new model has a new optimizer
+    assert state["moment"]["weight"][1].item() == 0.0
+    server = after(server, 1, 0, 4)
+    assert vacant(server) == 1  # nobody joined: it is tried again
+    assert vacant(after(server, 1, 2, 2)) == -1
+
+
+def test_the_worst_served_join_the_cluster_that_is_started_again() -> None:
+    """Two of three clients are served well by the slope 1, the third has y = -2 x: a loss of 9 units, the mean is 3.
+
+    It trains the copy, which moves by lr * 2 * LINE_LOSS * 3 towards it; the others train what they picked.
+    """
+    made = HypCluster(LINE, k=2, reseed=1, lr=0.1, weighting="uniform")
+    server = made.init_server(stack([line(1.0), line(50.0)]))
+    clients = [rows_of(slope, made) for slope in (1.0, 1.0, -2.0)]
+
+    def played(server: Any) -> tuple[Any, list[Any]]:
+        sent = [made.client_round(made.broadcast(server), {}, client)[1] for client in clients]
+        sums = {name: tree_map(lambda *parts: sum(parts), *[up[name] for up in sent]) for name in sent[0]}
+        return made.server_round(server, Cohort(sums, {}, (0, 1, 2))), sent
+
+    server, sent = played(server)
+    assert [up["count"].tolist() for up in sent] == [[1, 0]] * 3
+    assert float(server["loss"]) == pytest.approx(3 * LINE_LOSS)
+    copied = float(server["params"]["weight"][1])
+    assert copied == float(server["params"]["weight"][0])
+    server, sent = played(server)
+    assert [up["count"].tolist() for up in sent] == [[1, 0], [1, 0], [0, 1]]
+    assert float(server["params"]["weight"][1]) < copied < float(server["params"]["weight"][0]) < 1.0
+    for _ in range(30):
+        server, sent = played(server)
+    assert [up["count"].tolist() for up in sent] == [[1, 0], [1, 0], [0, 1]]
+    found = server["params"]["weight"].flatten() + server["params"]["bias"].flatten()
+    assert found.tolist() == pytest.approx([1.0, -2.0], abs=0.05)
+
+
+@pytest.mark.parametrize("upload", ["sums", "index"])
+@pytest.mark.parametrize("choice", [LOOP, FUSED, Choice(True, 3, 0, 1, "func", "")], ids=["loop", "fused", "vmap"])
+def test_a_collapse_is_overcome(two_lines: Population, tmp_path: Path, upload: Any, choice: Choice) -> None:
+    """One model in the middle, one far off: all eight pick the first for ever; with reseeding both lines are found."""
+    for reseed, clusters in ((0, 1), (3, 2)):
+        made = HypCluster(LINE, lr=0.3, batch_size=4, upload=upload, reseed=reseed)
+        server = made.init_server(stack([line(0.3), line(90.0)]))
+        for _ in range(25):
+            cohort = one_round(two_lines, made, server, choice)
+            server = made.server_round(server, cohort)
+        assert int((server["count"] > 0).sum()) == clusters
+    assert sorted(server["params"]["weight"].flatten().tolist()) == pytest.approx([-2.0, 2.0], abs=0.1)
+    assert server["count"].tolist() == [4, 4]
+
+
+def test_reseeding_sends_one_sum_more_and_nothing_without_it(two_lines: Population) -> None:
+    plain, made = HypCluster(LINE, k=3), HypCluster(LINE, k=3, reseed=5)
+    assert set(made.uplink) - set(plain.uplink) == {"loss"}
+    assert made.uplink["loss"] is Reveal.SUM
+    assert replace(made, upload="index").uplink["loss"] is Reveal.SUM
+    assert "vacant" not in plain.broadcast(plain.init_server(LINE.init(0)))
+    assert set(plain.init_server(LINE.init(0))) == {"params", "common", "optimizer", "count"}
+
+
 # -- weight sharing ----------------------------------------------------------------------------------------------------
 def test_weight_sharing_has_one_body(tmp_path: Path) -> None:
     """All layers but the last are one model, trained by everyone; heads differ, and so little travels."""
@@ -227,6 +333,27 @@ def test_weight_sharing_has_one_body(tmp_path: Path) -> None:
     assert not torch.equal(models["head.weight"][0], models["head.weight"][1])
     assert not torch.equal(server["common"]["features.1.weight"], before["common"]["features.1.weight"])
     assert server["optimizer"]["common"]["time"] == 3
+
+
+def test_the_common_body_moves_by_the_mean_over_all_clients() -> None:
+    """Three clients of weights 1, 2 and 5 in two clusters, changes of 8 in all: the body moves by 1, a head by its own.
+
+    The sums of weights are 3 and 5, those of the heads' changes 6 and 10: both heads move by 2.
+    """
+    made = HypCluster(NETWORK, k=2, share="body")
+    server = made.init_server(NETWORK.init(1))
+    weights = torch.tensor([3.0, 5.0])
+    delta = {name: torch.full_like(leaf, 8.0) for name, leaf in server["common"].items()}
+    delta |= {
+        name: torch.ones_like(leaf) * torch.tensor([6.0, 10.0]).reshape(2, *(1,) * (leaf.dim() - 1))
+        for name, leaf in server["params"].items()
+    }
+    sums = {"delta": delta, "weight": weights, "count": torch.tensor([2.0, 1.0])}
+    after = made.server_round(server, Cohort(sums, {}, (0, 1, 2)))
+    for name, leaf in server["common"].items():
+        torch.testing.assert_close(after["common"][name], leaf + 1.0)
+    for name, leaf in server["params"].items():
+        torch.testing.assert_close(after["params"][name], leaf + 2.0)
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------

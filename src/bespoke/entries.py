@@ -13,6 +13,9 @@ stages trained once for both:
     [compare.entries.group-fl]
     method = "group-fl"
     after = "clustered-fl"
+
+An entry that says neither is prepared as its method declares (`prepared`): HypCluster starts from an ensemble with
+a third of the rounds. `before = []` is a cold start.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from bespoke.errors import UserError, unknown
 from bespoke.method import Method
 from bespoke.methods import METHODS
 
+PREPARATION = 1 / 3  # of the rounds of an entry whose method declares how it is prepared
 LABEL = re.compile(r"\w[\w .+-]*")  # a folder is named after it
 
 
@@ -70,12 +74,18 @@ class Entry:
             **({"rounds": rounds} if self.method.trains else {}),
             **knobs,
         }
-        before = []
-        for stage in self.before or ():
+        before = self.before or ()
+        if self.before is None and self.follows is None and hasattr(self.method, "prepared"):
+            first, own = self.method.prepared(own)
+            early = round(own["rounds"] * PREPARATION) if type(own["rounds"]) is int else 0  # else refused later on
+            if early:  # both stages together have the rounds that any other method has
+                before, own = ({"method": first, "rounds": early},), {**own, "rounds": own["rounds"] - early}
+        stages = []
+        for stage in before:
             kind = METHODS[stage["method"]]
             common = {knob: own[knob] for knob in (entry.name for entry in fields(kind)) if knob in own}
-            before.append({**({"rounds": rounds} if kind.trains else {}), **common, **stage})
-        return [*before, own]
+            stages.append({**({"rounds": rounds} if kind.trains else {}), **common, **stage})
+        return [*stages, own]
 
 
 def title(method: type[Method]) -> str:

@@ -4,6 +4,10 @@ The same as IFCA: Ghosh et al., An Efficient Framework for Clustered Federated L
 k models w_1, ..., w_k. In a round client i picks the one with the lowest loss on its training rows,
 j(i) = argmin_j f_i(w_j), trains it as in FedAvg, and the server averages the changes of each cluster by itself:
 w_j <- w_j + step(sum_{i: j(i) = j} n_i (w_i - w_j) / sum_{i: j(i) = j} n_i). A model that nobody picked stays as it is.
+
+With `reseed` (not in the papers) a cluster that nobody picked for so many rounds is started again: it becomes
+a copy of the largest cluster's model. In the next round every client whose loss f_i(w_j(i)) is above the mean loss of
+the round before trains this copy instead of its own choice. The mean follows from a sum: the server sees no one's loss.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from torch import Tensor
 from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
-from bespoke.tensors import Params, Tree, scale, stack, subtract, take
+from bespoke.tensors import Params, Tree, scale, stack, subtract, take, tree_map
 
 
 @dataclass(frozen=True)
@@ -33,23 +37,34 @@ class HypCluster(Ensemble):
     share: Literal["none", "body"] = knob(
         "none", "layers that all clusters have in common: none, or all but the last (IFCA's weight sharing)"
     )
+    reseed: int = knob(
+        0, "rounds after which an empty cluster is started again from the clients that are served worst; 0: never", ge=0
+    )
 
     name = "hypcluster"
     paper = "Mansour et al., 2020 (HypCluster); Ghosh et al., NeurIPS 2020 (IFCA)"
     downlink = {
         "params": "the models of all k clusters",
         "largest": "which of them most clients of the last round chose",
+        "vacant": "with reseed: which of them is started again in this round, or -1",
+        "threshold": "with reseed: the mean loss of the last round's clients",
     }
     personal = "the model of the cluster with the lowest loss on the client's own rows"
     unseen = "a client that never trained picks a cluster on its own rows, like all others"
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "k": (2, 3, 4)}
     keep_shared = False  # the largest cluster's model only stands for what a client would have that did not choose
 
+    @classmethod
+    def prepared(cls, knobs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The method whose models a comparison starts it from, and its knobs there; a cold start tends to collapse."""
+        return "fedavg" if knobs.get("share") == "body" else "ensemble", {"reseed": 5, **knobs}
+
     @property
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        loss = {"loss": Reveal.SUM} if self.reseed else {}
         if self.upload == "index":
-            return {"delta": Reveal.EACH, "weight": Reveal.EACH, "cluster": Reveal.EACH}
-        return {"delta": Reveal.SUM, "weight": Reveal.SUM, "count": Reveal.SUM}
+            return {"delta": Reveal.EACH, "weight": Reveal.EACH, "cluster": Reveal.EACH, **loss}
+        return {"delta": Reveal.SUM, "weight": Reveal.SUM, "count": Reveal.SUM, **loss}
 
     @property
     def starts_from(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -62,11 +77,18 @@ class HypCluster(Ensemble):
         models = self.starts(params, setting.seed) if not common else stack(self.draws(setting.seed))
         own = {name: leaf for name, leaf in models.items() if name not in common}
         optimizer = {"own": self.optimizers(own), "common": self.server.init(common) if common else {}}
-        return {"params": own, "common": common, "optimizer": optimizer, "count": torch.zeros(self.k)}
+        server = {"params": own, "common": common, "optimizer": optimizer, "count": torch.zeros(self.k)}
+        return {**server, "empty": torch.zeros(self.k), "loss": torch.tensor(0.0)} if self.reseed else server
 
     def broadcast(self, server: Tree) -> Tree:
         # a state read back from disk has lost its empty trees
-        return {"params": server["params"], "common": server.get("common", {}), "largest": server["count"].argmax()}
+        down = {"params": server["params"], "common": server.get("common", {}), "largest": server["count"].argmax()}
+        return {**down, "vacant": self.vacant(server), "threshold": server["loss"]} if self.reseed else down
+
+    def vacant(self, server: Tree) -> Tensor:
+        """The cluster that has been empty for longest, if for `reseed` rounds; else -1."""
+        longest = server["empty"].argmax()
+        return torch.where(server["empty"][longest] >= self.reseed, longest, -1)
 
     def params(self, server: Tree) -> Params:
         """All k models, stacked, each with its copy of the common layers."""
@@ -80,22 +102,33 @@ class HypCluster(Ensemble):
     def batching(self) -> Batching:
         return FedAvg.batching(self)
 
-    def pick(self, down: Tree, batches: Batches) -> Tensor:
-        """The cluster whose model has the lowest loss on these rows; the first of equals, never one that diverged."""
+    def pick(self, down: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
+        """The cluster whose model has the lowest loss on these rows, and that loss.
+
+        The first of equals, never one that diverged. A client that is served worse than the mean joins the cluster that
+        is being started again, if there is one.
+        """
         rows, places = batches.rows(), torch.arange(self.k)
-        losses = [self.task.score(self.task.predict(self.model(down, j), rows), rows)["loss"] for j in places]
-        return torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
+        scores = [self.task.score(self.task.predict(self.model(down, j), rows), rows) for j in places]
+        sums = torch.stack([score["loss"] for score in scores]).nan_to_num(nan=torch.inf)
+        if self.reseed:
+            sums = sums.masked_fill(places == down["vacant"], torch.inf)  # it is a copy of another one
+        cluster, loss = sums.argmin(), sums.min() / scores[0]["count"].clamp(min=1.0)
+        if self.reseed:
+            cluster = torch.where((down["vacant"] >= 0) & (loss > down["threshold"]), down["vacant"], cluster)
+        return cluster, loss
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        cluster, weight = self.pick(down, batches), self.weight(batches)
+        (cluster, loss), weight = self.pick(down, batches), self.weight(batches)
         start = self.model(down, cluster)
         delta = scale(subtract(self.train(start, batches), start), weight)
+        told = {"loss": loss} if self.reseed else {}
         if self.upload == "index":
-            return private, {"delta": delta, "weight": weight, "cluster": cluster.int()}
+            return private, {"delta": delta, "weight": weight, "cluster": cluster.int(), **told}
         mine = (torch.arange(self.k) == cluster).float()
         for name in down["params"]:
             delta[name] = mine.reshape(-1, *(1,) * delta[name].dim()) * delta[name]
-        return private, {"delta": delta, "weight": mine * weight, "count": mine}
+        return private, {"delta": delta, "weight": mine * weight, "count": mine, **told}
 
     def tally(self, server: Tree, cohort: Cohort) -> tuple[Params, Tensor, Tensor]:
         """The sums of changes, of weights and of clients by cluster, whichever way they were sent."""
@@ -117,7 +150,23 @@ class HypCluster(Ensemble):
         if common:
             mean = scale({name: delta[name] for name in common}, 1.0 / weights.sum())
             common, state = self.server.step(state, common, mean)
-        return {"params": own, "common": common, "optimizer": {"own": own_state, "common": state}, "count": count}
+        after = {"params": own, "common": common, "optimizer": {"own": own_state, "common": state}, "count": count}
+        return self.reseeded(after, server["empty"], cohort.sums["loss"]) if self.reseed else after
+
+    def reseeded(self, server: Tree, empty: Tensor, loss: Tensor) -> Tree:
+        """Counts the rounds that clusters have been empty; the one to start again becomes a copy of the largest."""
+        count = server["count"]
+        empty = torch.where(count < 0.5, empty + 1, 0.0)  # noise makes counts fractions, and of either sign
+        server = {**server, "empty": empty, "loss": loss / count.sum().clamp(min=1.0)}
+        vacant, largest = int(self.vacant(server)), int(count.argmax())
+        if vacant < 0:
+            return server
+        places = torch.arange(self.k)
+        places[vacant] = largest
+        own, states = take(server["params"], places), server["optimizer"]["own"]
+        fresh = self.server.init(take(own, vacant))
+        states = tree_map(lambda leaf, new: leaf.index_copy(0, torch.tensor([vacant]), new[None]), states, fresh)
+        return {**server, "params": own, "optimizer": {**server["optimizer"], "own": states}}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
         clients = server["count"].clamp(min=0).round().int().tolist()  # noise may make them negative
