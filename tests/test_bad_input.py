@@ -105,7 +105,7 @@ def test_options_without_a_table() -> None:
         ("image.parquet", b"\x89PNG\r\n" * 50, ("image.parquet", "not a readable Parquet file")),
         ("ragged.csv", b"client,x,y\na,1,2\na,1\nb,1,2\n", ("ragged.csv", "Row #3", "Expected 3 columns, got 2")),
         ("twice.csv", b"client,x,x,y\na,1,2,3\n", ("twice.csv", "several columns of one name: 'x'")),
-        ("other.csv", b"1,2,3\n4,5,6\n", ("'client'", "1, 2, 3")),
+        ("other.csv", b"1,2,3\n4,5,6\n", ("other.csv", "1, 2, 3", "has to name the columns")),
         ("comma.csv", b'"a,b",client,y\n1,2,3\n', ("'x'", "'a,b', client, y")),
         ("packed.csv.gz", b"not packed", ("packed.csv.gz", "gzip")),
     ],

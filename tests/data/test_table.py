@@ -85,6 +85,71 @@ def test_other_formats_read_the_same(tmp_path, name):
     assert list(population.ids) == ["a", "b"]
 
 
+TEXTS = {
+    "comma.data": "who,x,y\na,1.5,10\na,,20\nb,3.5,30.5\n",
+    "comma and blank.data": "who, x, y\na, 1.5, 10\na, ?, 20\nb, 3.5, 30.5\n",
+    "comma.csv": "who, x, y\na, 1.5, 10\na, ?, 20\nb, 3.5, 30.5\n",
+    "semicolon.txt": "who;x;y\na;1,5;10\na;;20\nb;3,5;30,5\n",
+    "tab.txt": "who\tx\ty\na\t1.5\t10\na\t\t20\nb\t3.5\t30.5\n",
+    "bar.dat": "who|x|y\na|1.5|10\na||20\nb|3.5|30.5\n",
+    "blank.txt": "who x y\na 1.5 10\na NA 20\nb 3.5 30.5\n",
+    "aligned.data": "\n  who    x     y  \n    a  1.5  10.0\n    a   NA  20.0\n\n    b  3.5  30.5\n",
+    "as R writes.txt": '"who" "x" "y"\n"1" "a" 1.5 10\n"2" "a" NA 20\n"3" "b" 3.5 30.5\n',
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_texts_of_any_delimiter(tmp_path, name, packed):
+    path = tmp_path / (name + ".gz" * packed)
+    path.write_bytes(gzip.compress(TEXTS[name].encode()) if packed else TEXTS[name].encode())
+    population = read_table(path, "who", "y")
+    assert population.about["features"] == ["x", "x missing"]
+    assert np.nan_to_num(population.columns["x"].numpy(), nan=-1).tolist() == [[1.5, 0], [-1, 1], [3.5, 0]]
+    assert population.columns["y"].tolist() == [10, 20, 30.5]
+    assert list(population.ids) == ["a", "b"]
+    assert said(population, "as R writes tables") == name.startswith("as R")
+
+
+def test_blanks_within_quotes_are_part_of_a_value(tmp_path):
+    text = '"the shop" x y\n"New York"   1 1.5\n"New York" 2 2.5\nMünchen 3 3.5\n'
+    path = tmp_path / "shops.txt"
+    path.write_bytes(text.encode("cp1252"))
+    population = read_table(path, "the shop", "y")
+    assert list(population.ids) == ["München", "New York"]
+    assert said(population, "read as cp1252")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("iris.data", "5.1,3.5,1.4,0.2,Iris-setosa\n4.9,3.0,1.4,0.2,Iris-setosa\n", "5.1, 3.5, 1.4, 0.2, Iris-setosa"),
+        ("adult.data", "39, State-gov, 77516, Bachelors, 13, Male\n50, Private, 83311, HS, 9, Male\n", "39, State-gov"),
+        ("blank.txt", "   1.0  2.0\n   3.0  4.0\n", "1.0, 2.0"),
+        ("numbers.csv", "3,1,2\n4,5,6\n", "3, 1, 2"),
+        ("rising.csv", "1,2,3\n4,5,6\n", "1, 2, 3"),
+    ],
+)
+def test_a_first_line_of_values_is_refused(tmp_path, name, text, shown):
+    with pytest.raises(UserError, match="has to name the columns") as refused:
+        read_table(write(tmp_path, text, name), "who", "y")
+    assert f"the first line of {name} holds values ({shown}" in str(refused.value)
+
+
+def test_numbers_may_be_names(tmp_path):
+    """Years as columns, and the numbers that pandas gives to columns without names."""
+    wide = write(tmp_path, "who,1990,1991,1995\na,1,1.5,2\na,2,2.5,1\nb,3,3.5,0\n")
+    assert read_table(wide, "who", "1991").about["features"] == ["1990", "1995"]
+    unnamed = write(tmp_path, "0,1,2\na,1,1.5\na,2,2.5\nb,3,3.5\n")
+    assert read_table(unnamed, "0", "2").about["features"] == ["1"]
+
+
+def test_ragged_lines_of_blanks_are_named(tmp_path):
+    path = write(tmp_path, "who x y\na 1 1.5\na 2\nb 3 3.5\n", "t.txt")
+    with pytest.raises(UserError, match="row 2 has 2 values, the first line 3"):
+        read_table(path, "who", "y")
+
+
 def test_several_client_columns(tmp_path):
     path = write(tmp_path, "city,shop,x,y\nRome,1,1,1.5\nRome,2,2,2.5\nOslo,1,3,3.5\nOslo,1,4,4.5\n")
     population = read_table(path, "city, shop", "y")
@@ -155,6 +220,43 @@ def test_time_is_kept_for_splits(tmp_path):
     words = write(tmp_path, "who,when,x,y\na,soon,1,1.5\na,later,2,2.5\nb,soon,3,3.5\n")
     with pytest.raises(UserError, match=r"time column 'when' of table.csv holds string"):
         read_table(words, "who", "y", time="when")
+
+
+def test_the_group_is_a_feature_and_the_time_is_not(tmp_path):
+    text = "who,area,when,x,y\na,10,1,1,1.5\na,10,2,2,2.5\nb,30,1,3,3.5\nc,20,1,5,4.5\nd,10,1,5,4.5\n"
+    path = write(tmp_path, text)
+    population = read_table(path, "who", "y", group="area", time="when")
+    # a code of an area is no quantity: an indicator each, the most frequent first
+    assert population.about["features"] == ["area = 10", "area = 20", "area = 30", "x"]
+    assert column(population, "area = 10") == [1, 1, 0, 0, 1]
+    assert said(population, "The group column area is also a feature, as a category")
+    assert said(population, "The time column when orders the rows and is no feature")
+    assert [population.group_of(c) for c in range(4)] == ["10", "30", "20", "10"]
+    named = read_table(path, "who", "y", group="area", time="when", features=["x", "when"])
+    assert named.about["features"] == ["x", "when"]
+    assert not said(named, "The group column")
+    assert not said(named, "The time column")
+    by_both = read_table(path, "area, who", "y", group="area")
+    assert by_both.about["features"] == ["area = 10", "area = 20", "area = 30", "when", "x"]
+
+
+def test_a_group_of_each_client_is_no_feature(tmp_path):
+    path = write(tmp_path, "who,area,x,y\na,10,1,1.5\na,10,2,2.5\nb,30,3,3.5\n")
+    population = read_table(path, "who", "y", group="area")
+    assert population.about["features"] == ["x"]
+    assert said(population, "Left out: the group column area is different for every client")
+
+
+def test_a_missing_level_is_not_another_level(tmp_path):
+    """25 levels, the 20 most frequent shown: the rows of the other five are 'other', the missing ones are missing."""
+    kinds = [f"k{i:02d}" for i in range(20)] * 3 + [f"r{i}" for i in range(5)] + ["", "NA", "?"]
+    path = write(tmp_path, "who,kind,y\n" + rows_of(["a", "b"] * 34, kinds, np.arange(68) * 0.5))
+    population = read_table(path, "who", "y")
+    order = np.argsort(["a", "b"] * 34, kind="stable")  # rows are kept by client
+    other, missing = (np.zeros(68) for _ in range(2))
+    other[60:65], missing[65:] = 1, 1
+    assert column(population, "kind = (other)") == other[order].tolist()
+    assert column(population, "kind missing") == missing[order].tolist()
 
 
 def test_levels_found_at_most_clients_come_first(tmp_path):

@@ -43,8 +43,13 @@ class Feature:
         return len(present) > 0 and bool(present.min() < present.max())
 
 
-def encoded(table: pa.Table, chosen: list[str], code: Ints, clients: int, notes: list[str]) -> list[Feature]:
-    """The chosen columns as features; whatever is left out is said in `notes`."""
+def encoded(
+    table: pa.Table, chosen: list[str], code: Ints, clients: int, notes: list[str], category: str | None = None
+) -> list[Feature]:
+    """The chosen columns as features; whatever is left out is said in `notes`.
+
+    category: a column that is one whatever it holds, such as the number of a group.
+    """
     built: list[Feature] = []
     constant: list[str] = []
     for name in chosen:
@@ -52,7 +57,7 @@ def encoded(table: pa.Table, chosen: list[str], code: Ints, clients: int, notes:
         if column.type == pa.null():
             constant.append(name)
             continue
-        candidates = _encode(name, column, code, clients, notes)
+        candidates = _encode(name, column, code, clients, notes, name == category)
         kept = [feature for feature in candidates if feature.varies]
         if candidates and not kept:
             constant.append(name)
@@ -62,9 +67,13 @@ def encoded(table: pa.Table, chosen: list[str], code: Ints, clients: int, notes:
     return built
 
 
-def _encode(name: str, column: pa.ChunkedArray, code: Ints, clients: int, notes: list[str]) -> list[Feature]:
+def _encode(
+    name: str, column: pa.ChunkedArray, code: Ints, clients: int, notes: list[str], category: bool
+) -> list[Feature]:
     kind = column.type
-    if is_date(kind):
+    if category or pa.types.is_string(kind):
+        encoded = _category(name, column, code, clients, notes)
+    elif is_date(kind):
         encoded = _dates(name, column)
     elif is_number(kind):
         if is_row_number(column):
@@ -73,8 +82,6 @@ def _encode(name: str, column: pa.ChunkedArray, code: Ints, clients: int, notes:
         encoded = [_number(name, column, notes)]
     elif pa.types.is_boolean(kind):
         encoded = [Feature(name, numbers_of(column).astype(np.float32), False)]
-    elif pa.types.is_string(kind):
-        encoded = _category(name, column, code, clients, notes)
     else:
         notes.append(f"Left out: {name} holds {kind}, which is neither number, text, boolean nor date.")
         return []

@@ -1,10 +1,14 @@
-"""A CSV or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
+"""A CSV, text or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import math
 import zlib
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pyarrow.parquet
 from bespoke.data.columns import MISSING, plain
 from bespoke.errors import UserError
 
-_CSV, _TSV, _PARQUET = (".csv", ".txt"), (".tsv", ".tab"), (".parquet", ".pq")
+_CSV, _TEXT, _TSV, _PARQUET = (".csv",), (".txt", ".data", ".dat"), (".tsv", ".tab"), (".parquet", ".pq")
 
 
 def read_file(path: Path, notes: list[str]) -> pa.Table:
@@ -26,10 +30,10 @@ def read_file(path: Path, notes: list[str]) -> pa.Table:
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in _PARQUET:
         table = _read_parquet(path)
-    elif suffix in _CSV + _TSV:
+    elif suffix in _CSV + _TEXT + _TSV:
         table = _read_csv(path, suffix, notes)
     else:
-        allowed = ", ".join((*_CSV, *_TSV, *_PARQUET))
+        allowed = ", ".join((*_CSV, *_TEXT, *_TSV, *_PARQUET))
         raise UserError(f"{path.name} ends in {suffix!r}; tables are read from {allowed}, the texts also as .gz")
     names = table.column_names
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
@@ -54,15 +58,11 @@ def _read_csv(path: Path, suffix: str, notes: list[str]) -> pa.Table:
         encodings, start = ("utf-16", "utf-16"), start.decode("utf-16", errors="ignore").encode()
     if b"\0" in start:
         raise UserError(f"{path} is not a readable CSV file: it holds zero bytes, so it is no text")
-    delimiter = "\t" if suffix in _TSV else _delimiter(start)
-    # Where ';' separates columns, the decimal point is often a comma.
-    decimal = "," if delimiter == ";" and b"." not in start.split(b"\n", 1)[-1] else "."
-    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    convert = pyarrow.csv.ConvertOptions(
-        null_values=MISSING,
-        decimal_point=decimal,
-        timestamp_parsers=[pyarrow.csv.ISO8601, "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y"],
-    )
+    delimiter = "\t" if suffix in _TSV else _delimiter(start, " " if suffix in _TEXT else "")
+    _check_header(path, start, delimiter)
+    if delimiter == " " or delimiter.encode() + b" " in _unquoted_header(start):
+        return _read_spaced(path, delimiter, notes)
+    parse, convert = _options(delimiter, start)
     for encoding in encodings:
         read = pyarrow.csv.ReadOptions(encoding=encoding, block_size=1 << 24)
         try:
@@ -95,11 +95,84 @@ def _first_bytes(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
-def _delimiter(start: bytes) -> str:
-    """The candidate most frequent in the header, quoted names left out."""
-    header = start.split(b"\n", 1)[0]
-    unquoted = b"".join(header.split(b'"')[::2])
-    return max(",;\t|", key=lambda sign: unquoted.count(sign.encode()))
+def _unquoted_header(start: bytes) -> bytes:
+    """The first line that is not empty, quoted names left out."""
+    header = start.lstrip().split(b"\n", 1)[0]
+    return b"".join(header.split(b'"')[::2])
+
+
+def _delimiter(start: bytes, otherwise: str) -> str:
+    """The candidate most frequent in the header; `otherwise`, if given, where there is none."""
+    header = _unquoted_header(start)
+    best = max(",;\t|", key=lambda sign: header.count(sign.encode()))
+    return best if best.encode() in header or not otherwise else otherwise
+
+
+def _check_header(path: Path, start: bytes, delimiter: str) -> None:
+    """Refuse a file whose first line is a row already: then some names are numbers, but not such as label columns."""
+    line = start.decode("utf-8", errors="replace").lstrip().split("\n", 1)[0].rstrip()
+    names = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
+    numbers = [number for number in map(_number, names) if number is not None]
+    labels = all(number.is_integer() for number in numbers) and all(a < b for a, b in pairwise(numbers))
+    if len(numbers) == len(names):
+        labels = numbers == list(range(len(names)))  # as pandas writes a table without names
+    if numbers and not labels:
+        shown = ", ".join(names[:5]) + (", ..." if names[5:] else "")
+        raise UserError(
+            f"the first line of {path.name} holds values ({shown}); it has to name the columns: put a line with a name "
+            "for each column before it"
+        )
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_spaced(path: Path, delimiter: str, notes: list[str]) -> pa.Table:
+    """A text whose values have blanks before them, or nothing but blanks between them."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    for encoding in ("utf-16",) if content.startswith((b"\xff\xfe", b"\xfe\xff")) else ("utf-8-sig", "cp1252"):
+        try:
+            text = content.decode(encoding)
+            break
+        except UnicodeDecodeError:
+            continue
+    else:
+        raise UserError(f"{path} is not a readable table: it is neither in UTF-8 nor in cp1252")
+    if encoding != "utf-8-sig":
+        notes.append(f"The file is not in UTF-8; it was read as {encoding}.")
+    blank = delimiter == " "
+    lines = (" ".join(line.split()) if blank and '"' not in line else line.strip() for line in text.splitlines())
+    rows = [row for row in csv.reader(lines, delimiter=delimiter, skipinitialspace=True) if row]
+    if blank and len(rows) > 1 and all(len(row) == len(rows[0]) + 1 for row in rows[1:]):
+        notes.append("The first value of every line is taken for the row's name and left out, as R writes tables.")
+        rows[1:] = [row[1:] for row in rows[1:]]
+    for place, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            raise UserError(
+                f"{path} is not a readable table: row {place} has {len(row)} values, the first line {len(rows[0])}"
+            )
+    plain_text = io.StringIO()
+    csv.writer(plain_text, delimiter=delimiter).writerows([value.strip() for value in row] for row in rows)
+    cleaned = plain_text.getvalue().encode()
+    parse, convert = _options(delimiter, cleaned)
+    return pyarrow.csv.read_csv(io.BytesIO(cleaned), None, parse, convert)
+
+
+def _options(delimiter: str, start: bytes) -> tuple[Any, Any]:
+    """How values are told apart and understood; where ';' separates columns, the decimal point is often a comma."""
+    decimal = "," if delimiter == ";" and b"." not in start.split(b"\n", 1)[-1] else "."
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    convert = pyarrow.csv.ConvertOptions(
+        null_values=MISSING,
+        decimal_point=decimal,
+        timestamp_parsers=[pyarrow.csv.ISO8601, "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y"],
+    )
+    return parse, convert
 
 
 def _first_line(error: BaseException) -> str:

@@ -34,10 +34,11 @@ def read_table(
     time: str | None = None,
     task: TableTask | None = None,
 ) -> Population:
-    """Read a .csv, .csv.gz, .tsv or .parquet file.
+    """Read a .csv, .txt, .data, .tsv or .parquet file (texts also as .gz).
 
     `client` names a column, or several joined by commas (their ids are joined by '/'). `features` are all other columns
-    unless named. `time` is a column of numbers or dates, kept for splits by time. `task` is inferred unless given.
+    unless named; `group` is one of them, as a category. `time` is a column of numbers or dates, kept for splits by time
+    and no feature unless named as one. `task` is inferred unless given.
     """
     path = Path(path)
     if task not in (None, "regression", "classification"):
@@ -62,10 +63,16 @@ def read_table(
             "have one example: nothing to train on and be tested on. Name the column that says whose row it is"
         )
     y, inferred, classes = _target(table[target], target, task, notes)
-    taken = {*clients, target, group, time}
+    taken = {*clients, target, time} - {group}
     chosen = list(dict.fromkeys(features)) if features else [name for name in names if name not in taken]
+    if group is not None and group in chosen and not features:
+        chosen = _with_group(table, group, chosen, code, notes)
+    if time is not None and time not in chosen:
+        notes.append(
+            f"The time column {time} orders the rows and is no feature; name it in --features to use it as one."
+        )
     before = len(notes)
-    built = encoded(table, chosen, code, len(ids), notes)
+    built = encoded(table, chosen, code, len(ids), notes, category=group)
     if not built:
         reasons = " ".join(notes[before:]) or "there is no other column."
         raise UserError(f"{path.name} has no usable feature beside {', '.join(filter(None, taken))}: {reasons}")
@@ -144,7 +151,7 @@ def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> N
     if is_date(column.type):
         times = seconds_of(column)
     elif is_number(column.type):
-        times = numbers_of(column)
+        times = numbers_of(column).copy()  # Arrow lends its memory to be read only
     else:
         raise UserError(
             f"the time column {name!r} of {path.name} holds {column.type}, neither numbers nor dates "
@@ -158,6 +165,16 @@ def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> N
 def _labels(column: pa.ChunkedArray) -> NDArray[Any]:
     names, code = levels_of(column, [""])
     return np.append(names, NO_GROUP)[code]  # the code of a missing value is -1: the last
+
+
+def _with_group(table: pa.Table, group: str, chosen: list[str], code: Ints, notes: list[str]) -> list[str]:
+    """The features with the group, which is known for every client; without it where it tells every client apart."""
+    groups = len(np.unique(levels_of(table[group], [""])[1]))
+    if groups == len(np.unique(code)):
+        notes.append(f"Left out: the group column {group} is different for every client.")
+        return [name for name in chosen if name != group]
+    notes.append(f"The group column {group} is also a feature, as a category; name the --features to leave it out.")
+    return chosen
 
 
 # The target
