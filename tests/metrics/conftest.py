@@ -30,6 +30,8 @@ def make_run(
     rounds: int = 4,
     personalization_steps: int = 0,
     curve: Sequence[float] | None = None,
+    rows: Mapping[str, Sequence[float]] | None = None,
+    reported: int | None = None,
     **result: Any,
 ) -> Path:
     """One finished run; every other number follows from these."""
@@ -52,20 +54,25 @@ def make_run(
             "query_mae": np.sqrt(np.abs(np.asarray(values, float))),
         }
     ).to_parquet(folder / "clients.parquet")
+    if rows is not None:  # the values of each client's test rows; the same place is the same row in every run
+        write_rows(folder, rows)
+        result.setdefault("rows_metric", metric)
     payload = 4 * PARAMETERS
     round_lines, ledger = [], []
     for r in range(rounds + 1):
         down = payload * n if r else 0
+        back = n if reported is None else reported  # clients whose update arrived
         seen = curve[r] if curve is not None else float(np.mean(values)) * (1 + 1 / (r + 1))
         round_lines.append(
             {"stage": 0, "method": label, "round": r, "clients": n if r else 0, "excluded": [], "dropped": 0,
-             "bytes_down": down, "bytes_up": down, "steps": 6 * n if r else 0, "examples": 60 * n if r else 0,
+             "bytes_down": down, "bytes_up": payload * back if r else 0,
+             "steps": 6 * back if r else 0, "examples": 60 * n if r else 0,
              "validation": {metric: seen} if r % 2 == 0 else None}
         )  # fmt: skip
         if r:
             ledger.append(
-                {"stage": 0, "round": r, "method": label, "contacted": n, "reported": n, "bytes_down": down,
-                 "bytes_up": down, "steps": 6 * n, "revealed": {"delta": "SUM", "weight": "SUM"}}
+                {"stage": 0, "round": r, "method": label, "contacted": n, "reported": back, "bytes_down": down,
+                 "bytes_up": payload * back, "steps": 6 * back, "revealed": {"delta": "SUM", "weight": "SUM"}}
             )  # fmt: skip
     ledger.append(
         {"round": None, "phase": "personalization", "bytes_down": payload * n, "steps": personalization_steps * n}
@@ -85,6 +92,13 @@ def make_run(
     return folder
 
 
+def write_rows(folder: Path, rows: Mapping[str, Sequence[float]]) -> None:
+    """Writes rows.parquet: one value of the metric for each test row of each client."""
+    flat = [(client, row, value) for client, values in rows.items() for row, value in enumerate(values)]
+    table = pd.DataFrame(flat, columns=["client", "row", "value"]).astype({"row": "int64", "value": "float64"})
+    table.to_parquet(folder / "rows.parquet")
+
+
 def make_comparison(
     folder: Path,
     values: Mapping[str, Sequence[Sequence[float]]],
@@ -92,6 +106,7 @@ def make_comparison(
     *,
     baseline: str = "fedavg",
     compare: Mapping[str, Any] | None = None,
+    references: Mapping[str, Sequence[Sequence[float]]] | None = None,
     **options: Any,
 ) -> Path:
     """A comparison: for every method, one list of client values per seed. All but the baseline are personal."""
@@ -104,6 +119,9 @@ def make_comparison(
                 folder / "runs" / f"{label}-seed{seed}", label, seed, by_seed[seed], clients,
                 baseline=before, personalization_steps=0 if label == baseline else 12, **options,
             )  # fmt: skip
+    for label, by_seed in (references or {}).items():
+        for seed in seeds:
+            make_run(folder / "runs" / f"{label}-seed{seed}", label, seed, by_seed[seed], clients, **options)
     record = {
         "format": 1, "title": "A toy comparison", "question": "Does it help?", "metric": options.get("metric", "mse"),
         "lower_is_better": options.get("lower", True), "baseline": baseline,
@@ -114,6 +132,8 @@ def make_comparison(
              "tuning": [{"knobs": {"rate": 0.1}, "validation": 1.0}, {"knobs": {"rate": 0.01}, "validation": 2.0}]}
             for label in values
         ],
+        "references": [{"label": label, "title": label.capitalize(), "what": "not federated"}
+                       for label in references or {}],
         "seeds": list(seeds),
         "data": {"name": "toy", "title": "Toy data", "clients": len(clients), "examples": 100, "groups": 0,
                  "features": ["x"], "target": "y", "task": "regression", "licence": "none",

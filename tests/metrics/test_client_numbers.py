@@ -103,15 +103,21 @@ def _table(**columns: list) -> pd.DataFrame:
     return pd.DataFrame({"group": [""] * size, **counts, **columns})
 
 
-def test_a_client_without_a_finite_value_is_left_out_for_all() -> None:
+@pytest.mark.parametrize("broken", [np.inf, np.nan, -np.inf])
+@pytest.mark.parametrize("lower", [True, False])
+def test_divergence_is_infinite_and_takes_no_client_from_the_others(broken: float, lower: bool) -> None:
     table = _table(
         method=["a", "a", "a", "b", "b", "b"], seed=[0] * 6, client=["x", "y", "z"] * 2,
-        query_mse=[1.0, 2.0, np.nan, 3.0, np.inf, np.nan],
+        query_mse=[1.0, 2.0, np.nan, 3.0, broken, np.nan],
     )  # fmt: skip
-    box = cells(table, "query_mse")
-    assert box.clients == ["x"]
-    assert box.undefined == {"a": 0, "b": 1}  # z has no value under any method: it had no query rows
-    assert box.left_out == 1
+    box = cells(table, "query_mse", lower_is_better=lower)
+    assert box.clients == ["x", "y"]  # z has no value under any method: it had no query rows
+    assert box.undefined == {"a": 0, "b": 1}
+    assert box.left_out == 0
+    assert over.mean(box.of("a")).value == 1.5
+    assert over.mean(box.of("b")).value == (math.inf if lower else -math.inf)
+    assert over.worst_tenth(box.of("b"), lower).value == (math.inf if lower else -math.inf)
+    assert math.isnan(over.deviation(box.of("b")).value)
 
 
 def test_a_method_that_diverged_everywhere_does_not_silence_the_others() -> None:
@@ -120,7 +126,32 @@ def test_a_method_that_diverged_everywhere_does_not_silence_the_others() -> None
     box = cells(table, "query_mse")
     assert box.clients == ["x", "y"]
     assert over.mean(box.of("a")).value == 1.5
-    assert math.isnan(over.mean(box.of("b")).value)
+    assert over.mean(box.of("b")).value == math.inf
+
+
+def test_a_reference_tells_what_can_be_scored() -> None:
+    """No method is finite for y, but a constant is: so both diverged there. The reference's own client w is not ours."""
+    table = _table(method=["a", "a", "b", "b"], seed=[0] * 4, client=["x", "y"] * 2, query_mse=[1.0, np.nan] * 2)
+    beside = _table(method=["constant"] * 2, seed=[0] * 2, client=["w", "y"], query_mse=[5.0, 7.0])
+    box = cells(table, "query_mse", references=beside)
+    assert box.clients == ["x", "y"]
+    assert box.undefined == {"a": 1, "b": 1}
+    assert box.of("constant").tolist() == [[pytest.approx(math.nan, nan_ok=True), 7.0]]
+
+
+def test_a_client_that_another_run_does_not_have_is_left_out_for_all() -> None:
+    table = _table(method=["a", "a", "b"], seed=[0] * 3, client=["x", "y", "x"], query_mse=[1.0, 2.0, 3.0])
+    box = cells(table, "query_mse")
+    assert (box.clients, box.left_out, box.undefined) == (["x"], 1, {"a": 0, "b": 0})
+
+
+def test_helped_needs_a_positive_mean() -> None:
+    """Better in two of three seeds by 1, worse in the third by 5: neither helped nor, in the majority, hurt."""
+    found = gains(np.array([[1.0], [1.0], [7.0]]), np.array([[2.0], [2.0], [2.0]]), lower_is_better=True)
+    assert found.client[0] == pytest.approx(-1.0)
+    assert (found.helped_clients, found.hurt_clients) == ([], [])
+    mirrored = gains(np.array([[3.0], [3.0], [-3.0]]), np.array([[2.0], [2.0], [2.0]]), lower_is_better=True)
+    assert (mirrored.helped_clients, mirrored.hurt_clients) == ([], [])
 
 
 def test_methods_without_a_common_seed_or_client_cannot_be_paired() -> None:

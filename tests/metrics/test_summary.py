@@ -14,7 +14,7 @@ import pytest
 from bespoke.errors import UserError
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.summary import BEFORE, Summary, summarize
-from bespoke.metrics.text import number, p_text, percent, size, with_interval
+from bespoke.metrics.text import number, p_text, percent, signed_percent, size, with_interval
 
 CLIENTS = 40
 
@@ -164,18 +164,127 @@ def test_one_client_gets_no_interval(tmp_path: Path, write_comparison) -> None:
     assert summary.answer[0].startswith("Too few clients to tell: Finetune lowers the mean MSE per client by 50.0 %")
 
 
-def test_a_diverged_method_is_reported(tmp_path: Path, compare) -> None:
-    summary = compare(tmp_path, {"finetune": -0.2, "local": np.nan})
-    assert summary.method("local").against is None
-    assert summary.answer[0].startswith("Personalization helps: Finetune")
-    assert "Local gave no finite MSE for any client." in summary.answer
+def as_json(summary: Summary) -> dict[str, Any]:
+    """All numbers as written: there not-a-number equals itself."""
+    return json.loads(summary.to_json())
 
 
-def test_left_out_clients_are_reported(tmp_path: Path, compare) -> None:
-    effect = np.where(np.arange(CLIENTS) == 0, np.inf, -0.2)
-    summary = compare(tmp_path, {"finetune": effect})
-    assert summary.clients == CLIENTS - 1
-    assert any("which flatters it" in sentence for sentence in summary.answer)
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("clients", [1, CLIENTS])
+def test_a_diverged_method_is_named_and_ranked_last(tmp_path: Path, compare, clients: int, lower: bool) -> None:
+    gain = -0.2 if lower else 0.2
+    broken = np.where(np.arange(CLIENTS) < clients, np.nan, 2 * gain)  # the best of all where it did not diverge
+    alone, summary = (
+        compare(tmp_path / str(len(effects)), effects, lower=lower)
+        for effects in ({"finetune": gain}, {"finetune": gain, "local": broken})
+    )
+    local = summary.method("local")
+    assert (local.verdict, local.against, local.undefined) == ("diverged", None, 2 * clients)
+    assert local.mean.value == (math.inf if lower else -math.inf)
+    assert summary.best == "finetune"
+    assert summary.clients == CLIENTS
+    # nobody else's numbers change, Holm's correction included
+    assert as_json(summary)["methods"][:2] == as_json(alone)["methods"]
+    assert summary.answer[0] == alone.answer[0]
+    assert any(s.startswith("Local diverged, so it is ranked last: ") and f" {2 * clients} of 80 " in s
+               for s in summary.answer)  # fmt: skip
+    assert "Infinity" not in summary.to_json()
+
+
+def test_a_diverged_baseline_is_said_first(tmp_path: Path, write_comparison) -> None:
+    values = {"fedavg": [[1.0, math.inf]], "local": [[2.0, 4.0]], "ditto": [[2.0, 5.0]]}
+    summary = summarize([write_comparison(tmp_path, values)])
+    assert summary.answer[0].startswith("The baseline, Fedavg, diverged: 1 of 2 client results")
+    assert (summary.best, summary.method("fedavg").verdict, summary.compared) == ("local", "diverged", [])
+    assert "Of what did not diverge the best, Local, has a mean MSE of 3.0 (95 %" in summary.answer[1]
+
+
+def test_when_all_diverged(tmp_path: Path, write_comparison) -> None:
+    summary = summarize([write_comparison(tmp_path, {"fedavg": [[math.inf, 1.0]], "local": [[2.0, math.nan]]})])
+    assert summary.answer[0].startswith("The baseline, Fedavg, diverged")
+    assert summary.answer[1].startswith("Local diverged")
+
+
+def test_finite_but_absurd_is_diverged(tmp_path: Path, write_comparison) -> None:
+    """The constant has a mean of 2, so a mean above 200 has diverged: 1001 / 5 = 200.2 has, 999 / 5 = 199.8 has not."""
+    values = {"fedavg": [[1.0] * 5], "local": [[1.0] * 4 + [997.0]], "ditto": [[1.0] * 4 + [995.0]]}
+    constant = {"constant": [[2.0] * 5]}
+    summary = summarize([write_comparison(tmp_path, values, references=constant)])
+    assert summary.method("local").verdict == "diverged"
+    assert summary.method("local").undefined == 1
+    assert summary.method("ditto").verdict != "diverged"
+    assert summarize([write_comparison(tmp_path / "none", values)]).method("local").verdict != "diverged"
+
+
+def test_percentages_are_capped(tmp_path: Path, compare) -> None:
+    summary = compare(tmp_path, {"finetune": 1e6 + 1e5 * np.arange(CLIENTS), "local": 1e36})
+    words = " ".join(summary.answer)
+    assert "by over 1,000 % (95 % interval over 1,000 to over 1,000 %)" in summary.answer[0]
+    assert "Local (over 1,000 %)" in words
+    assert "e+" not in words.replace("e+06", "")  # the mean itself may be large, a percentage may not
+    assert percent(math.inf) == "over 1,000"
+    assert [signed_percent(x) for x in (1000.0, 1000.1, -1001.0, 3.0)] == [
+        "+1,000 %", "over 1,000 %", "below −1,000 %", "+3.0 %"
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ references
+
+
+def test_references_stand_beside_the_methods(tmp_path: Path, compare) -> None:
+    effects, beside = {"finetune": -0.2}, {"constant": [[3.0] * CLIENTS] * 2, "pooled": [[1.1] * CLIENTS] * 2}
+    alone, summary = compare(tmp_path / "a", effects), compare(tmp_path / "b", effects, references=beside)
+    assert [m.label for m in summary.methods] == ["fedavg", "finetune"]
+    assert as_json(summary)["methods"] == as_json(alone)["methods"]  # not in Holm's count either
+    assert summary.best == "finetune" == alone.best
+    constant, pooled = summary.references
+    assert (constant.mean.value, pooled.mean.value) == (3.0, pytest.approx(1.1))
+    assert (constant.title, constant.what, constant.cost) == ("Constant", "not federated", None)
+    shared = summary.method("fedavg").mean.value
+    assert constant.against.relative == pytest.approx(100 * (3.0 - shared) / shared)
+    assert [r["label"] for r in json.loads(summary.to_json())["references"]] == ["constant", "pooled"]
+
+
+def test_a_reference_that_has_not_run_is_unfinished(tmp_path: Path, write_comparison) -> None:
+    folder = write_comparison(tmp_path, {"fedavg": [[1.0]]}, compare={"references": [{"label": "pooled"}]})
+    with pytest.raises(UserError, match=r"1 of 2 runs have no result\.json \(pooled-seed0\)"):
+        summarize([folder])
+
+
+def test_no_method_beats_a_constant(tmp_path: Path, compare) -> None:
+    summary = compare(tmp_path, {"finetune": 0.1}, references={"constant": [[0.9] * CLIENTS] * 2})
+    assert summary.answer[0].startswith("No method beats a constant prediction: the best, Fedavg, has a mean MSE of 1.")
+    assert summary.answer[0].endswith("the constant 0.9000.")
+    scores = compare(tmp_path / "b", {"finetune": 0.1}, lower=False, references={"constant": [[2.9] * CLIENTS] * 2})
+    assert scores.answer[0].startswith("No method beats a constant prediction: the best, Finetune")
+    good = compare(tmp_path / "c", {"finetune": 0.1}, references={"constant": [[2.9] * CLIENTS] * 2})
+    assert "constant" not in " ".join(good.answer)
+
+
+def test_only_the_baseline_is_no_better_than_a_constant(tmp_path: Path, compare) -> None:
+    summary = compare(tmp_path, {"finetune": -0.9}, references={"constant": [[1.3] * CLIENTS] * 2})
+    assert summary.answer[0].startswith("Personalization helps")
+    assert summary.answer[1].startswith("Fedavg itself is no better than a constant prediction (mean MSE 1.")
+
+
+def test_a_baseline_that_has_not_converged(tmp_path: Path, write_comparison) -> None:
+    """1.34 against 1.00 is 34 % above. 1.04 is not clearly above."""
+    pooled = {"pooled": [[1.0] * 8]}
+
+    def answer(shared: float, personal: float, **more: Any) -> list[str]:
+        values = {"fedavg": [[shared] * 8], "finetune": [[personal] * 8]}
+        folder = write_comparison(tmp_path / f"{shared}{personal}{more}", values, references=pooled, **more)
+        return summarize([folder]).answer
+
+    said = "Fedavg stopped 34.0 % above the same model fitted in one place (1.340 against 1.000): it has not converged"
+    assert any(s.startswith(said) for s in answer(1.34, 0.5))
+    assert answer(1.34, 0.5)[0].startswith("Personalization helps")
+    assert answer(1.34, 1.1)[0].startswith("No gain over a shared model that has converged: Finetune lowers")
+    assert answer(1.34, 1.1)[0].endswith("the same model fitted in one place (1.100 against 1.000).")
+    assert not any("stopped" in s for s in answer(1.04, 0.5))
+    scores = answer(0.97, 1.1, metric="accuracy", lower=False)
+    assert any(s.startswith("Fedavg stopped 0.030 below the same model fitted in one place") for s in scores)
+    assert not any("stopped" in s for s in answer(0.99, 1.1, metric="accuracy", lower=False))
 
 
 def test_groups(tmp_path: Path, compare) -> None:
@@ -187,6 +296,13 @@ def test_groups(tmp_path: Path, compare) -> None:
     assert (south.group, south.hurt) == ("south", 1.0)
     assert any("does most for north (−" in s and "least for south (+" in s for s in summary.answer)
     assert summary.method("fedavg").groups[0].mean > north.mean
+
+
+def test_groups_that_change_alike_are_not_named(tmp_path: Path, write_comparison) -> None:
+    values = {"fedavg": [[1.0] * 8], "finetune": [[1.0] * 8]}
+    summary = summarize([write_comparison(tmp_path, values, groups=["F", "M"] * 4)])
+    assert len(summary.method("finetune").groups) == 2
+    assert not any("does most for" in sentence for sentence in summary.answer)
 
 
 def test_groups_that_only_repeat_the_ids_are_passed_over(tmp_path: Path, compare) -> None:

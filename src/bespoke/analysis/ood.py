@@ -44,6 +44,7 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
     places = {"shared": Choice(0, {}), "chosen": run.chosen()}
     record = {
         "rows": len(parts["others"].rows) if "others" in parts else rows,
+        "start": names[0],  # what "shared" is of: the model before personalization, or the largest cluster's
         **{name: {part: mean(score.at(choice, metric)) for part, score in scores.items()}
            for name, choice in places.items()},
         "axis": axes_of(names)[-1] if axes_of(names) else None,

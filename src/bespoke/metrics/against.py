@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -12,13 +11,14 @@ import numpy as np
 
 from bespoke.metrics import clients as over
 from bespoke.metrics import significance
+from bespoke.metrics.beyond import Beyond
 from bespoke.metrics.clients import Cells, Gains, OverSeeds
 from bespoke.metrics.significance import Interval
 
 ALPHA = 0.05
 MOST_LISTED = 50  # hurt clients kept by name
 
-Verdict = Literal["better", "worse", "mixed", "unclear"]
+Verdict = Literal["better", "worse", "mixed", "unclear", "diverged"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Affected:
     difference: float
     seeds_agreeing: int  # in how many of its seeds the client is hurt (helped)
     seeds: int
+    interval: Interval  # 95 %, of the difference, from the client's test rows; NaN where these are not known
+    beyond: bool  # hurt (helped) beyond chance
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class Against:
     most_helped: list[Affected]
     examples_correlation: float  # Spearman, of a client's gain with its examples
     examples_p: float
+    # shares of clients, from their test rows (see beyond.py); NaN where the runs have not kept the rows
+    hurt_beyond: float
+    helped_beyond: float
+    hurt_by_chance: float  # would be worse off if both were equally good: what `hurt` is to be compared with
+    helped_by_chance: float
+    rows_metric: str  # what the rows are values of, if not the metric itself
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ def paired(
     samples: over.Floats,
     baseline_samples: over.Floats,
     lower: bool,
+    rows: Beyond | None = None,
+    metric: str = "",
 ) -> Against:
     """A method against the baseline; `p_values` as they are and corrected, `samples` of the mean by bootstrap."""
     at_baseline = over.mean(box.of(baseline)).value
@@ -104,10 +114,15 @@ def paired(
         helped_clients=len(gains.helped_clients),
         mean_loss=gains.mean_loss,
         mean_gain=gains.mean_gain,
-        most_hurt=_affected(box, label, baseline, gains, gains.hurt_clients, worse=True),
-        most_helped=_affected(box, label, baseline, gains, gains.helped_clients, worse=False),
+        most_hurt=_affected(box, label, baseline, gains, rows, metric, worse=True),
+        most_helped=_affected(box, label, baseline, gains, rows, metric, worse=False),
         examples_correlation=rho,
         examples_p=rho_p,
+        hurt_beyond=float(rows.hurt.mean()) if rows else math.nan,
+        helped_beyond=float(rows.helped.mean()) if rows else math.nan,
+        hurt_by_chance=rows.hurt_by_chance if rows else math.nan,
+        helped_by_chance=rows.helped_by_chance if rows else math.nan,
+        rows_metric=rows.metric if rows and rows.metric != metric else "",
     )
 
 
@@ -121,21 +136,26 @@ def _verdict(p: float, gained: int, mean_gain: float, gains: Gains) -> Verdict:
 
 
 def _affected(
-    box: Cells, label: str, baseline: str, gains: Gains, positions: Sequence[int], worse: bool
+    box: Cells, label: str, baseline: str, gains: Gains, rows: Beyond | None, metric: str, worse: bool
 ) -> list[Affected]:
-    rows = []
-    for i in positions[:MOST_LISTED]:
+    found = []
+    for i in (gains.hurt_clients if worse else gains.helped_clients)[:MOST_LISTED]:
         pairs = gains.pairs[:, i]
         known = np.isfinite(pairs)
         value, before = fmean(box.of(label)[known, i]), fmean(box.of(baseline)[known, i])
         agreeing = int(((pairs < 0) if worse else (pairs > 0)).sum())
-        rows.append(
+        interval, stands_out = Interval(math.nan, math.nan), False
+        if rows is not None:
+            stands_out = bool((rows.hurt if worse else rows.helped)[i])
+            if rows.metric == metric:  # the interval of a stand-in would be in other units than the difference
+                interval = Interval(float(rows.low[i]), float(rows.high[i]))
+        found.append(
             Affected(
                 box.clients[i], box.groups[i], float(box.examples[i]), before, value, value - before,
-                agreeing, int(known.sum()),
+                agreeing, int(known.sum()), interval, stands_out,
             )
         )  # fmt: skip
-    return rows
+    return found
 
 
 def by_group(box: Cells, label: str, baseline: str, gains: Gains | None, lower: bool) -> list[GroupNumbers]:

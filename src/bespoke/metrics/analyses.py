@@ -10,9 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bespoke.metrics.against import ALPHA
 from bespoke.metrics.text import count, listing, metric_name, number, p_text, percent, signed
 
 FORMAT = 1
+LARGEST = "largest cluster"  # the first candidate of methods with clusters: no model that is shared by all
 ORDER = ("ood", "fewer-examples", "sweep", "per-client", "embeddings")  # as they are told
 
 
@@ -95,9 +97,12 @@ def _ood(analysis: Analysis) -> list[str]:
     before, after = record["shared"], record["chosen"]
     said = {"own": "the clients' own rows", "others": "other clients' rows", "other groups": "rows of other groups"}
     said = {part: text for part, text in said.items() if part in before}
-    if starts_untrained(record):
+    if starts_untrained(record) or record.get("start") == LARGEST:
         ends = [f"{_shown(after[part])} on {text}" for part, text in said.items()]
         sentences = [f"As chosen, the mean {name} is {listing(ends)}."]
+        if record.get("start") == LARGEST:  # of no use to say what it goes "from": nobody would be served that model
+            ends = [f"{_shown(before[part])} on {text}" for part, text in said.items()]
+            sentences.append(f"Had everyone taken the largest cluster's model, it would be {listing(ends)}.")
     else:
         moves = [f"from {_shown(before[part])} to {_shown(after[part])} on {text}" for part, text in said.items()]
         sentences = [f"Personalized as chosen, the mean {name} goes {listing(moves)}."]
@@ -138,8 +143,14 @@ def _sweep(analysis: Analysis) -> list[str]:
 
     tried = f"Of {count(len(points), 'value')} of {record['axis']}"
     if best is gentle:
-        return [f"{tried} the same has the best mean and hurts fewest clients: {of(best)}."]
-    return [f"{tried} the mean is best at {of(best)}; fewest clients are hurt at {of(gentle)}."]
+        said = f"{tried} the same has the best mean on test rows and hurts fewest clients: {of(best)}."
+    else:
+        said = f"{tried} the mean on test rows is best at {of(best)}; fewest clients are hurt at {of(gentle)}."
+    judged = [p for p in points if p.get("validation") is not None]
+    if not judged:
+        return [said]
+    chosen = min(judged, key=lambda p: sign * p["validation"])  # the best on test rows is known only afterwards
+    return [said, "Validation chooses the same as is best." if chosen is best else f"Validation chooses {of(chosen)}."]
 
 
 def _choosers(analysis: Analysis) -> list[str]:
@@ -153,9 +164,16 @@ def _choosers(analysis: Analysis) -> list[str]:
     if difference["mean"] is None:
         return [sentence]
     gains = -difference["mean"] if record["lower_is_better"] else difference["mean"]
-    verdict = "better" if gains > 0 else "worse" if gains < 0 else "the same"
-    p = f", paired Wilcoxon {p_text(difference['p'])}" if len(analysis.seeds) == 1 and difference["p"] else ""
-    return [sentence, f"Choosing for itself is {verdict} on average ({signed(difference['mean'])}{p})."]
+    known = len(analysis.seeds) == 1 and difference["p"] is not None
+    p = f", paired Wilcoxon {p_text(difference['p'])}" if known else ""
+    changes = f"({signed(difference['mean'])}{p})"
+    if not gains:
+        return [sentence, "Choosing for itself makes no difference on average."]
+    if not known:  # the p of one seed cannot be averaged over seeds: the mean is told, nothing is claimed
+        return [sentence, f"Choosing for itself changes the mean by {signed(difference['mean'])}."]
+    if difference["p"] >= ALPHA:
+        return [sentence, f"Whether choosing for itself is better or worse cannot be told {changes}."]
+    return [sentence, f"Choosing for itself is {'better' if gains > 0 else 'worse'} on average {changes}."]
 
 
 def _embeddings(analysis: Analysis) -> list[str]:

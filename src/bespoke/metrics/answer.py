@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from bespoke.metrics import significance
-from bespoke.metrics.against import ALPHA, Against, GroupNumbers
+from bespoke.metrics.against import ALPHA, Affected, Against, GroupNumbers
+from bespoke.metrics.clients import OverSeeds
 from bespoke.metrics.significance import Interval
-from bespoke.metrics.summary import BEFORE, COLLAPSED, FEW_CLIENTS, MethodSummary, Summary
+from bespoke.metrics.summary import BEFORE, CONSTANT, FEW_CLIENTS, POOLED, MethodSummary, Summary
 from bespoke.metrics.text import (
     FINEST_PERCENT,
+    MOST_PERCENT,
     count,
     listing,
     metric_name,
@@ -18,20 +20,29 @@ from bespoke.metrics.text import (
     percent,
     shorten,
     signed,
+    signed_percent,
     size,
     with_interval,
 )
+
+ABOVE_POOLED = 5.0  # percent of the pooled fit's error: a shared model further away has not converged
+BELOW_POOLED = 0.02  # the same for scores, where higher is better, in their own units
 
 
 def answer(summary: Summary) -> list[str]:
     """Sentences that answer the question; the first one alone must not mislead."""
     if not math.isfinite(summary.method(summary.best).mean.value):
-        return [f"No client has a finite {metric_name(summary.metric)}: there is nothing to say."]
+        nothing = f"No client has a finite {metric_name(summary.metric)}: there is nothing to say."
+        return _diverged(summary) or [nothing]
     if not summary.compared:
         return _alone(summary)
     top = winner(summary) or _ranked(summary)[0]
     return [
+        *_no_better_than_constant(summary),
         _headline(summary, top),
+        *_baseline_no_better_than_constant(summary),
+        *_above_pooled(summary),
+        *_diverged(summary),
         _evidence(summary, top),
         *_who_is_hurt(summary, top),
         *_if_accepted(summary, top),
@@ -53,7 +64,8 @@ def winner(summary: Summary) -> MethodSummary | None:
 
 
 def _alone(summary: Summary) -> list[str]:
-    method = summary.methods[0]
+    """Nothing is compared: there is one method, or the baseline diverged, or all the others did."""
+    method = summary.method(summary.best)
     reached, low, high = with_interval(method.mean.value, method.interval)
     bounds = f" (95 % interval {low} to {high})" if math.isfinite(method.interval.low) else ""
     sentence = (
@@ -61,8 +73,79 @@ def _alone(summary: Summary) -> list[str]:
         f"{bounds}; there is no other method to compare it with."
     )
     if len(summary.methods) > 1:
-        sentence = "Nothing can be compared: the baseline has no finite result."
-    return [sentence, *_price(summary, method), *_cautions(summary)]
+        what = f"has a mean {metric_name(summary.metric)} of {reached}{bounds}"
+        sentence = f"Of what did not diverge the best, {method.title}, {what}."
+    constant = _no_better_than_constant(summary)
+    return [*_diverged(summary), *constant, sentence, *_price(summary, method), *_cautions(summary)]
+
+
+def _diverged(summary: Summary) -> list[str]:
+    """Who diverged and how far; the baseline first, as nothing can be said against it."""
+    results = summary.clients * len(summary.seeds)
+    what = f"of {count(results, 'client result')} have no finite {metric_name(summary.metric)}, or an absurd one"
+    sentences = []
+    for method in sorted(summary.methods, key=lambda m: m.label != summary.baseline):
+        if method.diverged and method.label == summary.baseline:
+            sentences.append(
+                f"The baseline, {method.title}, diverged: {method.undefined:,} {what}; nothing can be compared with it."
+            )
+        elif method.diverged:
+            sentences.append(f"{method.title} diverged, so it is ranked last: {method.undefined:,} {what}.")
+    return sentences
+
+
+def _beats(summary: Summary, method: MethodSummary, reference: MethodSummary, above: dict[str, Interval]) -> bool:
+    """Whether the mean is better than the reference's by more than its interval, where there is one."""
+    interval = above.get(method.label, Interval(math.nan, math.nan))
+    if math.isfinite(interval.low):
+        return _gain(summary, interval.side) > 0
+    return _gain(summary, method.mean.value - reference.mean.value) > 0
+
+
+def _no_better_than_constant(summary: Summary) -> list[str]:
+    constant, best = summary.reference(CONSTANT), summary.method(summary.best)
+    sound = [method for method in summary.methods if math.isfinite(method.mean.value)]
+    if constant is None or any(_beats(summary, method, constant, summary.above_constant) for method in sound):
+        return []
+    return [
+        f"No method beats a constant prediction: the best, {best.title}, has a mean {metric_name(summary.metric)} of "
+        f"{number(best.mean.value)}, the constant {number(constant.mean.value)}."
+    ]
+
+
+def _baseline_no_better_than_constant(summary: Summary) -> list[str]:
+    constant, base = summary.reference(CONSTANT), _base(summary)
+    if constant is None or base is None or _no_better_than_constant(summary):
+        return []
+    if _beats(summary, base, constant, summary.above_constant):
+        return []
+    return [
+        f"{base.title} itself is no better than a constant prediction (mean {metric_name(summary.metric)} "
+        f"{number(base.mean.value)} against {number(constant.mean.value)}): a gain against it says little."
+    ]
+
+
+def _above_pooled(summary: Summary) -> list[str]:
+    """A shared model that stands clearly behind the same model fitted in one place has not been trained enough."""
+    pooled, base = summary.reference(POOLED), _base(summary)
+    if pooled is None or base is None or not summary.baseline_is_shared:
+        return []
+    gap = base.mean.value - pooled.mean.value
+    relative = significance.relative_change(gap, pooled.mean.value)
+    if summary.lower_is_better and relative > ABOVE_POOLED:
+        behind = f"{percent(relative)} % above"
+    elif not summary.lower_is_better and -gap > BELOW_POOLED:
+        behind = f"{number(-gap, 2)} below"
+    else:
+        return []
+    return [
+        f"{base.title} stopped {behind} the same model fitted in one place ({number(base.mean.value)} against "
+        f"{number(pooled.mean.value)}): it has not converged, so gains against it are overstated."
+    ]
+
+
+def _base(summary: Summary) -> MethodSummary | None:
+    return next((m for m in summary.methods if m.label == summary.baseline and math.isfinite(m.mean.value)), None)
 
 
 def _headline(summary: Summary, top: MethodSummary) -> str:
@@ -70,6 +153,12 @@ def _headline(summary: Summary, top: MethodSummary) -> str:
     moves = f"{top.title} {_moves(summary, top)}"
     single = len(summary.compared) == 1
     if against.verdict == "better":
+        pooled = summary.reference(POOLED)
+        if pooled and summary.baseline_is_shared and not _beats(summary, top, pooled, summary.above_pooled):
+            return (
+                f"No gain over a shared model that has converged: {moves} against {reference}, but is not better than "
+                f"the same model fitted in one place ({number(top.mean.value)} against {number(pooled.mean.value)})."
+            )
         if not (top.personal and summary.baseline_is_shared):
             return f"{top.title} beats {reference}: it {_moves(summary, top)}."
         but = " on average, but most clients lose" if against.hurt.value > 0.5 else ""
@@ -117,10 +206,10 @@ def _if_accepted(summary: Summary, top: MethodSummary) -> list[str]:
     }.get(rule.rule, "the acceptance rule allows it")
     before, after = percent(100 * rule.plain_hurt.value), percent(100 * rule.hurt.value)
     cost = "the mean suffers for it" if "lost" in rule.verdict else "the mean stays within its interval"
+    hurt = f"{after} % instead of {before} % would be hurt" if after != before else f"as many ({after} %) would be hurt"
     return [
         f"If clients took their personal model only where {condition} ({percent(100 * rule.taken.value)} % would), "
-        f"{after} % instead of {before} % would be hurt, and {cost} ({number(rule.plain_mean.value)} to "
-        f"{number(rule.mean.value)})."
+        f"{hurt}, and {cost} ({number(rule.plain_mean.value)} to {number(rule.mean.value)})."
     ]
 
 
@@ -153,6 +242,14 @@ def _who_is_hurt(summary: Summary, top: MethodSummary) -> list[str]:
     sentences = []
     if against.hurt.value == 0:
         sentences.append(f"{top.title} hurts no client.")
+    elif math.isfinite(against.hurt_beyond):
+        names = [f"{shorten(row.client)} ({_with_bounds(row)})" for row in against.most_hurt if row.beyond][:3]
+        most = f" Hurt most: {', '.join(names)}." if names else ""
+        stand_in = f" (judged by the {metric_name(against.rows_metric)} of their test rows)"
+        sentences.append(
+            f"{top.title} hurts {beyond_chance(against, 'hurt')}, and helps {beyond_chance(against, 'helped')}"
+            f"{stand_in if against.rows_metric else ''}.{most}"
+        )
     else:
         # With few clients a percentage hides how few they are.
         of = f" ({against.hurt_clients} of {summary.clients} in most seeds)" if summary.clients < 100 else ""
@@ -183,6 +280,20 @@ def _who_is_hurt(summary: Summary, top: MethodSummary) -> list[str]:
     return sentences
 
 
+def beyond_chance(against: Against, which: str) -> str:
+    """The share of clients hurt (helped) beyond chance, with the raw share and what chance alone would give."""
+    shares = [getattr(against, f"{which}{of}") for of in ("_beyond", "", "_by_chance")]
+    beyond, raw, chance = (100 * (share.value if isinstance(share, OverSeeds) else share) for share in shares)
+    alone = f"; {percent(chance)} % would be by chance alone" if math.isfinite(chance) else ""
+    return f"{percent(beyond)} % of clients beyond chance ({percent(raw)} % raw{alone})"
+
+
+def _with_bounds(row: Affected) -> str:
+    if not math.isfinite(row.interval.low):
+        return signed(row.difference)
+    return f"{signed(row.difference)}, 95 % interval {signed(row.interval.low)} to {signed(row.interval.high)}"
+
+
 def _by_group(summary: Summary, top: MethodSummary) -> list[str]:
     groups = [g for g in top.groups if math.isfinite(g.difference)]
     if len(groups) < 2:
@@ -194,6 +305,8 @@ def _by_group(summary: Summary, top: MethodSummary) -> list[str]:
     def change(group: GroupNumbers) -> str:
         return f"{shorten(group.group)} ({_amount(summary, group.difference, group.relative)})"
 
+    if len({_amount(summary, group.difference, group.relative) for group in groups}) == 1:
+        return []  # all groups change alike, as far as is shown
     losing = sum(_gain(summary, g.difference) < 0 for g in groups)
     if losing == len(groups):
         return [f"All {len(groups)} groups lose: {change(first)} least and {change(last)} most."]
@@ -227,33 +340,7 @@ def _cautions(summary: Summary) -> list[str]:
         cautions.append(f"There are only {summary.clients} clients: take the intervals as rough.")
     if len(summary.seeds) == 1:
         cautions.append("There is only one seed: how much the training itself varies is not in the intervals.")
-    cautions.extend(_collapsed(summary))
-    diverged = [m.title for m in summary.methods if not math.isfinite(m.mean.value)]
-    if diverged:
-        cautions.append(f"{listing(diverged)} gave no finite {metric_name(summary.metric)} for any client.")
-    partly = [m.title for m in summary.methods if m.undefined and m.title not in diverged]
-    if partly:
-        cautions.append(
-            f"Left out for every method: {count(summary.left_out, 'client result')}, as {listing(partly)} gave no "
-            f"finite {metric_name(summary.metric)} there, which flatters {'it' if len(partly) == 1 else 'them'}."
-        )
     return cautions
-
-
-def _collapsed(summary: Summary) -> list[str]:
-    """Clusters of which one holds nearly all clients are no clusters."""
-    sentences = []
-    for method in summary.methods:
-        ended = method.largest_cluster.by_seed if method.largest_cluster else []
-        high = [share for share in ended if share > COLLAPSED]
-        if high:
-            where = f"in {len(high)} of {len(ended)} seeds" if len(ended) > 1 else "here"
-            most = percent(100 * max(high))
-            sentences.append(
-                f"{method.title} collapsed {where}: in the last round one cluster held up to {most} % of the clients, "
-                "so the others are hardly trained; a warm start or fewer clusters may help."
-            )
-    return sentences
 
 
 def _too_few(summary: Summary) -> bool:
@@ -289,7 +376,8 @@ def _moves(summary: Summary, method: MethodSummary) -> str:
     verb, sign = ("lowers", -1.0) if against.difference < 0 else ("raises", 1.0)
     relative = in_percent(summary, against.relative)
     value, interval = change_of(summary, against)
-    shown, low, high = with_interval(abs(value), interval, sign, FINEST_PERCENT if relative else 9)
+    finest, cap = (FINEST_PERCENT, MOST_PERCENT) if relative else (9, math.inf)
+    shown, low, high = with_interval(abs(value), interval, sign, finest, cap)
     unit = " %" if relative else ""
     bounds = f" (95 % interval {low} to {high}{unit})" if math.isfinite(interval.low) else ""
     return f"{verb} {what} by {shown}{unit}{bounds}"
@@ -297,7 +385,7 @@ def _moves(summary: Summary, method: MethodSummary) -> str:
 
 def _amount(summary: Summary, difference: float, relative: float) -> str:
     if in_percent(summary, relative):
-        return f"{'+' if relative > 0 else ''}{percent(relative)} %"
+        return signed_percent(relative)
     return signed(difference)
 
 
@@ -311,5 +399,7 @@ def change_of(summary: Summary, against: Against) -> tuple[float, Interval]:
 def signed_change(summary: Summary, method: MethodSummary) -> str:
     """The change against the baseline with its sign, in percent where that makes sense."""
     value, interval = change_of(summary, _versus(method))
-    unit, most = (" %", FINEST_PERCENT) if in_percent(summary, _versus(method).relative) else ("", 9)
-    return f"{'+' if value > 0 else ''}{with_interval(value, interval, most=most)[0]}{unit}"
+    unit, most, cap = "", 9, math.inf
+    if in_percent(summary, _versus(method).relative):
+        unit, most, cap = " %", FINEST_PERCENT, MOST_PERCENT
+    return f"{'+' if 0 < value <= cap else ''}{with_interval(value, interval, 1.0, most, cap)[0]}{unit}"

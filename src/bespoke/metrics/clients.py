@@ -26,7 +26,10 @@ Floats = NDArray[np.float64]
 class Cells:
     """One metric as a box of methods x seeds x clients; NaN where a client was not tested with a seed.
 
-    A (seed, client) cell is kept only if it is finite under every method: all methods are judged on the same clients.
+    All methods are judged on the same cells: those that every method's table has and that can be scored, because the
+    value is finite under at least one method or reference. A method without a finite value there has diverged: its
+    value is infinite, the worst there is, and nobody else's number changes. What nobody can score (a client without
+    query rows, an AUC of one class) is no method's fault and is NaN for all.
     """
 
     methods: list[str]
@@ -36,16 +39,23 @@ class Cells:
     values: Floats  # (methods, seeds, clients)
     weights: Floats  # (seeds, clients): query examples
     examples: Floats  # (clients,): rows a client can learn from
-    undefined: dict[str, int]  # method -> cells that have a finite value under another method but not under it
-    left_out: int  # cells left out for all methods because of it
+    undefined: dict[str, int]  # method -> cells in which it diverged
+    left_out: int  # cells that a method's table lacks: runs of different clients
+    references: dict[str, Floats]  # label -> (seeds, clients), on the same cells; NaN where a reference has no value
 
     def of(self, method: str) -> Floats:
-        """The values of one method: (seeds, clients)."""
-        return self.values[self.methods.index(method)]
+        """The values of one method or reference: (seeds, clients)."""
+        return self.references[method] if method in self.references else self.values[self.methods.index(method)]
 
 
-def cells(table: pd.DataFrame, column: str, methods: Sequence[str] | None = None) -> Cells:
-    """Arrange one column of the table of clients by method, seed and client."""
+def cells(
+    table: pd.DataFrame,
+    column: str,
+    methods: Sequence[str] | None = None,
+    lower_is_better: bool = True,
+    references: pd.DataFrame | None = None,
+) -> Cells:
+    """Arrange one column of the table of clients by method, seed and client; `references` has the same form."""
     methods = list(methods or dict.fromkeys(table["method"]))
     table = table[table["method"].isin(methods)]
     seeds_of = {method: set(table["seed"][table["method"] == method]) for method in methods}
@@ -55,26 +65,23 @@ def cells(table: pd.DataFrame, column: str, methods: Sequence[str] | None = None
         raise UserError(f"the methods have no seed in common ({found}), so their clients cannot be paired")
     table = table[table["seed"].isin(seeds)].sort_values(["client", "seed", "method"])
     clients = sorted(set(table["client"]))
-    shape = (len(methods), len(seeds), len(clients))
-    place = (
-        table["method"].map({m: i for i, m in enumerate(methods)}).to_numpy(int),
-        table["seed"].map({s: i for i, s in enumerate(seeds)}).to_numpy(int),
-        table["client"].map({c: i for i, c in enumerate(clients)}).to_numpy(int),
-    )
-    values, weights = np.full(shape, np.nan), np.zeros(shape)
-    present = np.zeros(shape, dtype=bool)
-    values[place] = table[column].to_numpy(float)
-    weights[place] = table["query_examples"].to_numpy(float)
-    present[place] = True
+    values = _arranged(table, column, methods, seeds, clients)
+    weights = np.nan_to_num(_arranged(table, "query_examples", methods, seeds, clients))
+    present = ~np.isnan(_arranged(table.assign(here=1.0), "here", methods, seeds, clients))
     if len(methods) > 1 and not present.all(0).any():
         raise UserError("the runs have no client in common; report on runs of the same data and split")
 
+    beside: dict[str, Floats] = {}
+    if references is not None:
+        labels = list(dict.fromkeys(references["method"]))
+        beside = dict(zip(labels, _arranged(references, column, labels, seeds, clients)))
     finite = np.isfinite(values)
-    tested = finite.any(0)  # what no method can score (a client without query rows) is nobody's fault
-    # A method that diverged everywhere would leave nobody to compare the others on, so it does not vote.
-    voters = finite[finite.any((1, 2))]
-    kept = tested & voters.all(0)
-    values = np.where(kept & finite, values, np.nan)
+    tested = finite.any(0)
+    for reference in beside.values():
+        tested |= np.isfinite(reference)
+    kept = tested & present.all(0)
+    worst = np.inf if lower_is_better else -np.inf
+    values = np.where(kept, np.where(finite, values, worst), np.nan)
     known = np.flatnonzero(kept.any(0) | ~kept.any())
 
     rows = table.drop_duplicates("client").set_index("client").loc[clients]
@@ -87,9 +94,24 @@ def cells(table: pd.DataFrame, column: str, methods: Sequence[str] | None = None
         values[:, :, known],
         weights.max(0)[:, known],
         learnable.to_numpy(float)[known],
-        {method: int((tested & ~finite[i]).sum()) for i, method in enumerate(methods)},
+        {method: int((kept & ~finite[i]).sum()) for i, method in enumerate(methods)},
         int((tested & ~kept).sum()),
+        {name: np.where(kept & np.isfinite(found), found, np.nan)[:, known] for name, found in beside.items()},
     )
+
+
+def _arranged(
+    table: pd.DataFrame, column: str, methods: Sequence[str], seeds: Sequence[int], clients: Sequence[str]
+) -> Floats:
+    """One column as (methods, seeds, clients); NaN where the table has no row."""
+    place = [
+        table[name].map({key: i for i, key in enumerate(keys)}).to_numpy(float)
+        for name, keys in (("method", methods), ("seed", seeds), ("client", clients))
+    ]
+    inside = np.isfinite(place).all(0)  # a reference may know seeds and clients that the methods do not
+    box = np.full((len(methods), len(seeds), len(clients)), np.nan)
+    box[tuple(axis[inside].astype(int) for axis in place)] = table[column].to_numpy(float)[inside]
+    return box
 
 
 # ------------------------------------------------------------------------------------------------ numbers
@@ -105,24 +127,24 @@ class OverSeeds:
 
 
 def over_seeds(by_seed: Iterable[float]) -> OverSeeds:
-    """Average a number over the seeds for which it is defined."""
+    """Average a number over the seeds for which it is defined; infinite if it is so for one of them."""
     numbers = [float(number) for number in by_seed]
-    defined = [number for number in numbers if math.isfinite(number)]
+    defined = [number for number in numbers if not math.isnan(number)]
     value = math.fsum(defined) / len(defined) if defined else math.nan
-    spread = float(np.std(defined, ddof=1)) if len(defined) > 1 else math.nan
+    spread = float(np.std(defined, ddof=1)) if len(defined) > 1 and math.isfinite(value) else math.nan
     return OverSeeds(value, spread, numbers)
 
 
 def mean(values: Floats) -> OverSeeds:
-    """The mean over clients, every client counting the same."""
-    return over_seeds(_mean(row[np.isfinite(row)]) for row in values)
+    """The mean over clients, every client counting the same; infinite where one of them is."""
+    return over_seeds(_mean(row[~np.isnan(row)]) for row in values)
 
 
 def weighted_mean(values: Floats, weights: Floats) -> OverSeeds:
     """The mean over clients weighted by their query examples: what a row, not a client, can expect."""
     by_seed = []
     for row, weight in zip(values, weights):
-        kept = np.isfinite(row) & (weight > 0)
+        kept = ~np.isnan(row) & (weight > 0)
         total = weight[kept].sum()
         by_seed.append(float((row[kept] * weight[kept]).sum() / total) if total > 0 else math.nan)
     return over_seeds(by_seed)
@@ -130,13 +152,13 @@ def weighted_mean(values: Floats, weights: Floats) -> OverSeeds:
 
 def deviation(values: Floats) -> OverSeeds:
     """The standard deviation across clients (fairness: Li et al. 2021); the clients are the population, so ddof=0."""
-    return over_seeds(float(np.std(row[kept])) if (kept := np.isfinite(row)).any() else math.nan for row in values)
+    return over_seeds(float(np.std(row[~np.isnan(row)])) if _all_finite(row) else math.nan for row in values)
 
 
 def deciles(values: Floats) -> list[OverSeeds]:
-    """The nine deciles across clients, from 10 % to 90 %."""
+    """The nine deciles across clients, from 10 % to 90 %, where all of them are finite."""
     levels = np.arange(1, 10) / 10
-    by_seed = [np.quantile(row[kept], levels) for row in values if (kept := np.isfinite(row)).any()]
+    by_seed = [np.quantile(row[~np.isnan(row)], levels) for row in values if _all_finite(row)]
     return [over_seeds(quantiles[i] for quantiles in by_seed) for i in range(9)]
 
 
@@ -145,7 +167,7 @@ def worst_tenth(values: Floats, lower_is_better: bool) -> OverSeeds:
     sign = -1.0 if lower_is_better else 1.0
     by_seed = []
     for row in values:
-        ordered = np.sort(sign * row[np.isfinite(row)])
+        ordered = np.sort(sign * row[~np.isnan(row)])
         by_seed.append(_mean(sign * ordered[: math.ceil(len(ordered) / 10)]))
     return over_seeds(by_seed)
 
@@ -156,9 +178,15 @@ def richest_tenth(values: Floats, examples: Floats) -> OverSeeds:
     by_seed = []
     for row in values:
         ranked = row[order]
-        ranked = ranked[np.isfinite(ranked)]
+        ranked = ranked[~np.isnan(ranked)]
         by_seed.append(_mean(ranked[: math.ceil(len(ranked) / 10)]))
     return over_seeds(by_seed)
+
+
+def _all_finite(row: Floats) -> bool:
+    """Whether there are clients and none of them diverged."""
+    known = row[~np.isnan(row)]
+    return bool(len(known) and np.isfinite(known).all())
 
 
 def _mean(numbers: Floats) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 
 MUCH_HURT = 0.25
 SIZEABLE = 20  # test examples from which a client's own number is more than noise
+MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
+STILL_IMPROVING = 0.01  # of a validation curve in the last tenth of its rounds: it has not converged
+
+Severity = Literal["serious", "note"]
 
 
 @dataclass(frozen=True)
@@ -27,24 +32,58 @@ class Concern:
     """Something to know before a result is relied on; `label` is empty if it is about the data."""
 
     label: str
-    kind: str  # hurt, small test sets, state, grid, collapse
+    kind: str  # hurt, small test sets, state, grid, collapse, convergence, rounds, or the kind of a check of the data
     text: str
+    severity: Severity = "note"  # serious: the answer itself may be wrong
 
 
 def concerns(study: Study, summary: Summary, table: pd.DataFrame) -> list[Concern]:
-    """All that is found, about the data first."""
+    """All that is found: the most serious first, and of these what is about the data."""
     tested = with_before(table, summary.metric) if summary.baseline == BEFORE else table
-    cells = over.cells(tested, f"query_{summary.metric}")
+    cells = over.cells(tested, f"query_{summary.metric}", lower_is_better=summary.lower_is_better)
     sizes = cells.weights.mean(0)
-    found = [Concern("", "state", str(note)) for note in study.compare.get("notes") or []]
+    found = [_checked(check) for check in study.compare.get("checks") or []]
+    found += [Concern("", "state", str(note)) for note in study.compare.get("notes") or []]
     found += _small_test_sets(summary, sizes)
+    found += _rounds(summary)
     for method in summary.methods:
         runs = [run for run in study.runs if run.label == method.label]
+        found += _converged(summary, method)
         found += _hurt(summary, method, cells, sizes)
         found += _collapse(method, table)
         found += _edge_of_grid(study, method)
         found += _edge_of_candidates(method, runs, table)
-    return found
+    return sorted(found, key=lambda concern: concern.severity != "serious")
+
+
+def _checked(check: dict[str, Any]) -> Concern:
+    """What a check of the data found."""
+    severity: Severity = "serious" if check.get("severity") == "serious" else "note"
+    return Concern("", str(check.get("kind") or "data"), str(check.get("text") or ""), severity)
+
+
+def _rounds(summary: Summary) -> list[Concern]:
+    """Methods that were given other rounds of client work than the baseline; no rounds at all is no such work."""
+    base = next((m for m in summary.methods if m.label == summary.baseline), None)
+    if base is None or base.cost is None or not base.cost.rounds:
+        return []
+    rounds = {m.title: m.cost.rounds for m in summary.methods if m.cost and m.cost.rounds}
+    other = [f"{title} {given:,.0f}" for title, given in rounds.items() if given != base.cost.rounds]
+    if not other:
+        return []
+    text = f"Not the same number of rounds of client work: {base.title} had {base.cost.rounds:,.0f}, {listing(other)}."
+    return [Concern("", "rounds", text)]
+
+
+def _converged(summary: Summary, method: MethodSummary) -> list[Concern]:
+    """Training that was stopped while it still paid."""
+    if not method.last_improvement > STILL_IMPROVING:
+        return []
+    shown = f"{percent(100 * method.last_improvement)} %"
+    text = f"{method.title} has not converged: the last tenth of its rounds still improved validation by {shown}"
+    if method.label != summary.baseline:
+        return [Concern(method.label, "convergence", f"{text}; more rounds may help it.")]
+    return [Concern(method.label, "convergence", f"{text}, so gains against it may be overstated.", "serious")]
 
 
 def _small_test_sets(summary: Summary, sizes: over.Floats) -> list[Concern]:
@@ -63,7 +102,15 @@ def _small_test_sets(summary: Summary, sizes: over.Floats) -> list[Concern]:
 
 def _hurt(summary: Summary, method: MethodSummary, cells: Cells, sizes: over.Floats) -> list[Concern]:
     """Many are hurt, among those too whose test set is large enough to tell."""
-    if method.against is None or method.against.hurt.value <= MUCH_HURT:
+    if method.against is None:
+        return []
+    if math.isfinite(method.against.hurt_beyond):
+        if method.against.hurt_beyond <= MUCH_BEYOND:
+            return []
+        share = percent(100 * method.against.hurt_beyond)
+        text = f"{method.title} hurts {share} % of clients beyond chance: let clients accept a personal model only"
+        return [Concern(method.label, "hurt", f"{text} where it helps them.", "serious")]
+    if method.against.hurt.value <= MUCH_HURT:
         return []
     large = sizes >= SIZEABLE
     enough = int(large.sum()) >= 10
@@ -89,13 +136,23 @@ def _hurt(summary: Summary, method: MethodSummary, cells: Cells, sizes: over.Flo
 
 
 def _collapse(method: MethodSummary, table: pd.DataFrame) -> list[Concern]:
+    """Clusters of which one holds nearly all clients are no clusters."""
     from bespoke.metrics.clusters import clusters_of
 
+    ended = method.largest_cluster.by_seed if method.largest_cluster else []
+    high = [share for share in ended if share > COLLAPSED]
+    if high:
+        where = f"in {len(high)} of {len(ended)} seeds" if len(ended) > 1 else "here"
+        text = (
+            f"{method.title} collapsed {where}: in the last round one cluster held up to {percent(100 * max(high))} % "
+            "of the clients, so the others are hardly trained; a warm start or fewer clusters may help."
+        )
+        return [Concern(method.label, "collapse", text, "serious")]
     for clusters in clusters_of(table[table["method"] == method.label]):
         if clusters.largest.value > COLLAPSED:
             part = percent(100 * clusters.largest.value)
             text = f"{method.title}: {part} % of clients are in one cluster (mode collapse); a warm start may help."
-            return [Concern(method.label, "collapse", text)]
+            return [Concern(method.label, "collapse", text, "serious")]
     return []
 
 

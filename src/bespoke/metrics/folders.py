@@ -59,6 +59,7 @@ class Study:
 
     runs: tuple[Run, ...]
     compare: dict[str, Any]
+    references: tuple[Run, ...] = ()  # what methods are held against but not ranked with: a constant, a pooled fit
 
     @property
     def labels(self) -> list[str]:
@@ -85,16 +86,20 @@ def read_study(paths: Sequence[Path]) -> Study:
     if not paths:
         raise UserError("no run folder was given; name a comparison folder or one or more run folders")
     folders: list[Path] = []
+    beside: list[Path] = []
     compare: dict[str, Any] = {}
     for path in map(Path, paths):
         if (path / "compare.json").exists():
             compare = _read_json(path / "compare.json")
             folders += _compared_folders(path, compare)
+            beside += _reference_folders(path, compare)
         else:
             folders.append(path)
-    runs = [read_run(folder) for folder in folders]
-    _check_alike(runs)
-    return Study(tuple(runs), compare if len(paths) == 1 else {})
+    runs, references = [read_run(folder) for folder in folders], [read_run(folder) for folder in beside]
+    _check_alike([*runs, *references])
+    if len(paths) > 1:
+        return Study(tuple(runs), {})  # several comparisons have no question and no references in common
+    return Study(tuple(runs), compare, tuple(references))
 
 
 def read_run(folder: Path) -> Run:
@@ -160,17 +165,23 @@ def _compared_folders(path: Path, compare: dict[str, Any]) -> list[Path]:
     except (KeyError, TypeError) as error:
         raise UserError(f"{path / 'compare.json'} does not list its methods and seeds. {_REPEAT}") from error
     folders = [path / "runs" / f"{label}-seed{seed}" for label in labels for seed in seeds]
-    unfinished = [folder.name for folder in folders if not (folder / "result.json").exists()]
+    wanted = [*folders, *_reference_folders(path, compare)]
+    unfinished = [folder.name for folder in wanted if not (folder / "result.json").exists()]
     if unfinished:
         command = compare.get("command")
         place = "" if " --out" in str(command) else f" --out {path}"
         again = f"finish it with: {command}{place} --resume" if command else "finish it with the command that began it"
         raise UserError(
-            f"{path / 'runs'} is unfinished: {len(unfinished)} of {len(folders)} runs have no result.json "
+            f"{path / 'runs'} is unfinished: {len(unfinished)} of {len(wanted)} runs have no result.json "
             f"({', '.join(unfinished[:4])}{', ...' if len(unfinished) > 4 else ''}); {again}, "
             "or report on finished run folders only by naming them"
         )
     return folders
+
+
+def _reference_folders(path: Path, compare: dict[str, Any]) -> list[Path]:
+    labels = [str(entry["label"]) for entry in compare.get("references") or []]
+    return [path / "runs" / f"{label}-seed{seed}" for label in labels for seed in compare.get("seeds") or []]
 
 
 def _read_text(path: Path) -> str:

@@ -77,9 +77,9 @@ def shown_metric(study: Study, summary: Summary) -> tuple[str, bool]:
 
 def by_group(study: Study, table: pd.DataFrame, summary: Summary) -> list[GroupRow]:
     """Tables 3 and 6: the largest group first, all clients last; empty without groups."""
-    metric, _ = shown_metric(study, summary)
+    metric, lower = shown_metric(study, summary)
     pooled = metric == "perplexity"
-    box = cells(table, "query_loss" if pooled else f"query_{metric}")
+    box = cells(table, "query_loss" if pooled else f"query_{metric}", lower_is_better=pooled or lower)
     names = np.array(box.groups)
     sizes = {name: int((names == name).sum()) for name in dict.fromkeys(box.groups)}
     order = sorted(sizes, key=lambda name: (-sizes[name], name))
@@ -109,7 +109,7 @@ def gain(study: Study, table: pd.DataFrame, summary: Summary) -> Gain | None:
     if not label or not rival:
         return None
     metric, lower = shown_metric(study, summary)
-    box = cells(table, f"query_{metric}", [label, rival])
+    box = cells(table, f"query_{metric}", [label, rival], lower)
     with np.errstate(divide="ignore", invalid="ignore"):
         changes = 100.0 * (box.of(label) - box.of(rival)) / np.abs(box.of(rival))
     changes[~np.isfinite(changes)] = np.nan

@@ -100,6 +100,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values (Benjamini and Hochberg 1995): those at most q are a set with q false discoveries expected."""
+    order = sorted(range(len(p_values)), key=lambda i: -p_values[i])
+    adjusted = [0.0] * len(p_values)
+    smallest = 1.0
+    for rank, i in enumerate(order):
+        smallest = min(smallest, p_values[i] * len(p_values) / (len(p_values) - rank))
+        adjusted[i] = smallest
+    return adjusted
+
+
 def relative_change(difference: float, baseline: float) -> float:
     """A difference in percent of the baseline's size; NaN if the baseline is zero."""
     return 100.0 * difference / abs(baseline) if baseline else math.nan

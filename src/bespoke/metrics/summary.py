@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,26 @@ from bespoke.errors import unknown
 from bespoke.metrics import clients as over
 from bespoke.metrics import significance
 from bespoke.metrics.acceptance import Accepted, acceptances
-from bespoke.metrics.against import Against, GroupNumbers, by_group, paired
-from bespoke.metrics.clients import OverSeeds
+from bespoke.metrics.against import Against, GroupNumbers, Verdict, by_group, paired
+from bespoke.metrics.beyond import Beyond, beyond, read_rows, rows_metric
+from bespoke.metrics.clients import Cells, OverSeeds
 from bespoke.metrics.cost import Cost, cost_of
 from bespoke.metrics.folders import Run, Study, load_clients, read_study
 from bespoke.metrics.guarantee import guarantees
+from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bespoke.metrics.concerns import Concern
+
 BEFORE = "before personalization"  # stands in as the baseline when there is only one method
 FEW_CLIENTS = 20
 COLLAPSED = 0.9  # share of the clients in one cluster above which the others hardly exist
+ABSURD = 100  # times the mean error of a constant prediction: whoever errs more has diverged, finite or not
+CONSTANT, POOLED = "constant", "pooled"  # labels of the references
 
 
 @dataclass(frozen=True)
@@ -57,8 +63,15 @@ class MethodSummary:
     chosen: dict[str, Any]
     revealed: dict[str, str]  # field that leaves the client -> what the server learns of it
     excluded: dict[str, int]  # client -> rounds in which its update was not finite
-    undefined: int  # (seed, client) cells without a finite value
+    undefined: int  # client results, (seed, client) cells, in which it diverged; then the mean is infinite
     largest_cluster: OverSeeds | None  # share of the last round's clients that chose it, where there are clusters
+    verdict: Verdict | None  # against the baseline, or "diverged", as the baseline too can be; else None
+    last_improvement: float  # of the validation curve in the last tenth of its rounds, relative; NaN if not known
+    what: str = ""  # what a reference is
+
+    @property
+    def diverged(self) -> bool:
+        return self.verdict == "diverged"
 
 
 @dataclass(frozen=True)
@@ -81,13 +94,22 @@ class Summary:
     answer: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     accepted: list[Accepted] = field(default_factory=list)  # the methods under rules of acceptance
+    references: list[MethodSummary] = field(default_factory=list)  # never ranked, never the best, not in Holm's count
+    above_constant: dict[str, Interval] = field(default_factory=dict)  # method minus constant, in the metric's units
+    above_pooled: dict[str, Interval] = field(default_factory=dict)
+    concerns: list[Concern] = field(default_factory=list)  # the most serious first
 
     def method(self, label: str) -> MethodSummary:
         return next(method for method in self.methods if method.label == label)
 
+    def reference(self, label: str) -> MethodSummary | None:
+        """The reference of this name, if the comparison has one with a finite mean."""
+        found = [reference for reference in self.references if reference.label == label]
+        return found[0] if found and math.isfinite(found[0].mean.value) else None
+
     @property
     def compared(self) -> list[MethodSummary]:
-        """The methods that stand against the baseline."""
+        """The methods that stand against the baseline: neither they nor it have diverged."""
         return [method for method in self.methods if method.against]
 
     def to_json(self) -> str:
@@ -107,67 +129,28 @@ def read(paths: Sequence[Path]) -> tuple[Study, pd.DataFrame]:
 
 
 def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
-    """From runs and their table of clients to numbers, then to words."""
-    metric, lower = str(study.runs[0].result["metric"]), bool(study.runs[0].result["lower_is_better"])
-    column = f"query_{metric}"
-    baseline = _choose_baseline(study, table, metric)
-    tested = with_before(table, metric) if baseline == BEFORE else table
-    box = over.cells(tested, column)
-    listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
+    """From runs and their table of clients to numbers, then to words.
 
-    defined = [label for label in box.methods if np.isfinite(box.of(label)).any()]
-    indices = [box.methods.index(label) for label in defined]
-    # One client says nothing about others: no interval rather than one of no width.
-    resampled = significance.bootstrap_means(box.values[indices]) if len(box.clients) > 1 else np.full((1, 99), np.nan)
-    samples = {label: resampled[:, i] for i, label in enumerate(defined)}
+    A method that diverged is not compared: an infinite mean is worse than any other without a test, so it is not
+    among the comparisons that Holm's correction counts, and it can be neither winner nor rival.
+    """
+    from bespoke.metrics import answer as words  # both speak of summaries, so they are imported after them
+    from bespoke.metrics.concerns import concerns
 
-    compared = {
+    numbers = _Numbers.of(study, table)
+    box, metric, lower, baseline = numbers.box, numbers.metric, numbers.lower, numbers.baseline
+    gains = {
         label: over.gains(box.of(label), box.of(baseline), lower)
-        for label in defined
-        if baseline in defined and label != baseline
+        for label in numbers.sound
+        if baseline in numbers.sound and label != baseline
     }
-    p_values = [significance.wilcoxon(gains.client) for gains in compared.values()]
-    corrected = dict(zip(compared, zip(p_values, significance.holm(p_values))))
-
-    methods = []
-    for label in box.methods:
-        if label == BEFORE:
-            continue
-        runs = [run for run in study.runs if run.label == label and run.seed in box.seeds]
-        values = box.of(label)
-        against = None
-        if label in compared:
-            against = paired(
-                box, label, baseline, compared[label], corrected[label], samples[label], samples[baseline], lower
-            )
-        methods.append(
-            MethodSummary(
-                label=label,
-                title=str(listed.get(label, {}).get("title") or label),
-                personal=_is_personal(table, label, metric),
-                mean=over.mean(values),
-                interval=significance.percentile_interval(samples.get(label, np.full(1, np.nan))),
-                weighted_mean=over.weighted_mean(values, box.weights),
-                deviation=over.deviation(values),
-                deciles=over.deciles(values),
-                worst_tenth=over.worst_tenth(values, lower),
-                richest_tenth=over.richest_tenth(values, box.examples),
-                before=_mean_of(table, label, f"baseline_{metric}", box.seeds),
-                other_metrics={
-                    name: _mean_of(table, label, f"query_{name}", box.seeds)
-                    for name in study.runs[0].result.get("metrics", [])
-                    if name != metric
-                },
-                against=against,
-                cost=cost_of(runs),
-                groups=by_group(box, label, baseline, compared.get(label), lower),
-                chosen=dict(listed.get(label, {}).get("chosen") or runs[0].result.get("chosen") or {}),
-                revealed=_revealed(runs),
-                excluded=_excluded(runs),
-                undefined=box.undefined[label],
-                largest_cluster=_largest_cluster(runs),
-            )
-        )
+    p_values = [significance.wilcoxon(each.client) for each in gains.values()]
+    corrected = dict(zip(gains, zip(p_values, significance.holm(p_values))))
+    methods = [
+        numbers.method(label, [run for run in study.runs if run.label == label and run.seed in box.seeds],
+                       gains.get(label), corrected.get(label, (math.nan, math.nan)))
+        for label in box.methods if label != BEFORE
+    ]  # fmt: skip
 
     ranked = sorted((m for m in methods if math.isfinite(m.mean.value)), key=lambda m: m.mean.value, reverse=not lower)
     best = ranked[0].label if ranked else methods[0].label
@@ -177,26 +160,167 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         metric=metric,
         lower_is_better=lower,
         baseline=baseline,
-        baseline_is_shared=baseline == BEFORE or (baseline != "" and not _is_personal(table, baseline, metric)),
+        baseline_is_shared=baseline == BEFORE or (baseline != "" and not is_personal(table, baseline, metric)),
         best=best,
         seeds=box.seeds,
         clients=len(box.clients),
         unevaluated=max(int(run.result.get("unevaluated", 0)) for run in study.runs),
         left_out=box.left_out,
         methods=methods,
+        references=[numbers.reference(label) for label in box.references],
     )
-    from bespoke.metrics import answer as words  # it speaks of summaries, so it is imported after them
-
+    samples = numbers.samples
     top = words.winner(summary)
     if top:
-        others = [label for label in samples if label not in (top.label, baseline)]
+        others = [label for label in numbers.sound if label not in (top.label, baseline)]
         summary.rivals.update(
             {label: significance.percentile_interval(samples[top.label] - samples[label]) for label in others}
         )
-    summary.accepted.extend(acceptances(study.runs, table, metric, lower, baseline, study.compare.get("accept") or {}))
+    for label, above in ((CONSTANT, summary.above_constant), (POOLED, summary.above_pooled)):
+        if label in samples:
+            above |= {m: significance.percentile_interval(samples[m] - samples[label]) for m in numbers.sound}
+    sound = table[table["method"].isin(numbers.sound)]
+    summary.accepted.extend(acceptances(study.runs, sound, metric, lower, baseline, study.compare.get("accept") or {}))
     summary.notes.extend(_notes(study, summary, table))
     summary.answer.extend([*words.answer(summary), *private(study, summary)])
+    summary.concerns.extend(concerns(study, summary, table))
     return summary
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """All clients' values under all methods, and what is computed of them for one method after the other."""
+
+    study: Study
+    table: pd.DataFrame
+    metric: str
+    lower: bool
+    baseline: str
+    box: Cells
+    sound: list[str]  # methods that did not diverge
+    samples: dict[str, over.Floats]  # bootstrap means of these and of the references, resampled alike
+    rows: dict[str, pd.DataFrame | None]  # test rows, where they were kept
+
+    @classmethod
+    def of(cls, study: Study, table: pd.DataFrame) -> _Numbers:
+        metric, lower = str(study.runs[0].result["metric"]), bool(study.runs[0].result["lower_is_better"])
+        baseline = _choose_baseline(study, table, metric)
+        tested = with_before(table, metric) if baseline == BEFORE else table
+        beside = load_clients(run.folder for run in study.references) if study.references else None
+        box = _without_absurd(over.cells(tested, f"query_{metric}", None, lower, beside), lower)
+        sound = [m for m in box.methods if not box.undefined[m] and np.isfinite(box.of(m)).any()]
+        samples = {}
+        # One client says nothing about others: no interval rather than one of no width.
+        if len(box.clients) > 1:
+            if sound:
+                samples = dict(zip(sound, significance.bootstrap_means(np.stack([box.of(m) for m in sound])).T))
+            samples |= {
+                name: significance.bootstrap_means(values[None])[:, 0]
+                for name, values in box.references.items() if np.isfinite(values).any()
+            }  # fmt: skip
+        else:
+            samples = {label: np.full(1, np.nan) for label in [*sound, *box.references]}
+        runs = [run for run in (*study.runs, *study.references) if run.seed in box.seeds]
+        rows = {
+            label: read_rows([run for run in runs if run.label == label], metric) for label in [*sound, *box.references]
+        }
+        return cls(study, table, metric, lower, baseline, box, sound, samples, rows)
+
+    def method(
+        self, label: str, runs: Sequence[Run], gains: over.Gains | None, p: tuple[float, float]
+    ) -> MethodSummary:
+        listed = {str(entry["label"]): entry for entry in self.study.compare.get("methods", [])}
+        entry, table, seeds = listed.get(label, {}), self.table, self.box.seeds
+        against = self._against(label, gains, p) if gains else None
+        return MethodSummary(
+            label=label,
+            title=str(entry.get("title") or label),
+            personal=is_personal(table, label, self.metric),
+            **self._of_clients(label),
+            before=mean_of(table, label, f"baseline_{self.metric}", seeds),
+            other_metrics={
+                name: mean_of(table, label, f"query_{name}", seeds)
+                for name in self.study.runs[0].result.get("metrics", [])
+                if name != self.metric
+            },
+            against=against,
+            cost=cost_of(runs),
+            groups=by_group(self.box, label, self.baseline, gains, self.lower),
+            chosen=dict(entry.get("chosen") or runs[0].result.get("chosen") or {}),
+            revealed=revealed(runs),
+            excluded=excluded(runs),
+            undefined=self.box.undefined[label],
+            largest_cluster=largest_cluster(runs),
+            verdict="diverged" if self.box.undefined[label] else against.verdict if against else None,
+            last_improvement=last_improvement(runs, self.metric, self.lower),
+        )
+
+    def reference(self, label: str) -> MethodSummary:
+        """A reference beside the methods: no cost, as nothing federated is priced, and a p of its own."""
+        listed = {str(entry["label"]): entry for entry in self.study.compare.get("references", [])}
+        gains = against = None
+        if self.baseline in self.sound and label in self.samples:
+            gains = over.gains(self.box.of(label), self.box.of(self.baseline), self.lower)
+            p = significance.wilcoxon(gains.client)
+            against = self._against(label, gains, (p, p))
+        return MethodSummary(
+            label=label,
+            title=str(listed[label].get("title") or label),
+            personal=False,
+            **self._of_clients(label),
+            before=over.over_seeds([]),
+            other_metrics={},
+            against=against,
+            cost=None,
+            groups=by_group(self.box, label, self.baseline, gains, self.lower),
+            chosen={},
+            revealed={},
+            excluded={},
+            undefined=0,
+            largest_cluster=None,
+            verdict=against.verdict if against else None,
+            last_improvement=math.nan,
+            what=str(listed[label].get("what") or ""),
+        )
+
+    def _of_clients(self, label: str) -> dict[str, Any]:
+        values = self.box.of(label)
+        return {
+            "mean": over.mean(values),
+            "interval": significance.percentile_interval(self.samples.get(label, np.full(1, np.nan))),
+            "weighted_mean": over.weighted_mean(values, self.box.weights),
+            "deviation": over.deviation(values),
+            "deciles": over.deciles(values),
+            "worst_tenth": over.worst_tenth(values, self.lower),
+            "richest_tenth": over.richest_tenth(values, self.box.examples),
+        }
+
+    def _against(self, label: str, gains: over.Gains, p: tuple[float, float]) -> Against:
+        samples = self.samples[label], self.samples[self.baseline]
+        found = self._beyond(label)
+        return paired(self.box, label, self.baseline, gains, p, *samples, self.lower, found, self.metric)
+
+    def _beyond(self, label: str) -> Beyond | None:
+        mine, theirs = self.rows.get(label), self.rows.get(self.baseline)
+        runs = [[run for run in (*self.study.runs, *self.study.references) if run.label == name]
+                for name in (label, self.baseline)]  # fmt: skip
+        of = rows_metric(runs[0])
+        if mine is None or theirs is None or of != rows_metric(runs[1]):
+            return None
+        return beyond(mine, theirs, self.box.clients, of, self.metric, self.lower)
+
+
+def _without_absurd(box: Cells, lower: bool) -> Cells:
+    """The same, where a mean error beyond ABSURD times that of a constant prediction counts as diverged."""
+    if not lower or CONSTANT not in box.references:
+        return box
+    limit = ABSURD * over.mean(box.references[CONSTANT]).value
+    values, undefined = box.values.copy(), dict(box.undefined)
+    for place, label in enumerate(box.methods):
+        if limit > 0 and over.mean(values[place]).value > limit:
+            values[place][values[place] > limit] = np.inf
+            undefined[label] = int(np.isinf(values[place]).sum())
+    return replace(box, values=values, undefined=undefined)
 
 
 # ------------------------------------------------------------------------------------------------ parts of a summary
@@ -214,56 +338,13 @@ def _choose_baseline(study: Study, table: pd.DataFrame, metric: str) -> str:
     labels = study.labels
     if len(labels) == 1:
         known = f"baseline_{metric}" in table and bool(np.isfinite(table[f"baseline_{metric}"]).any())
-        return BEFORE if known and _is_personal(table, labels[0], metric) else labels[0]
+        return BEFORE if known and is_personal(table, labels[0], metric) else labels[0]
     wanted = study.compare.get("baseline")
     if wanted is None:
         return "fedavg" if "fedavg" in labels else labels[0]
     if wanted not in labels:
         raise unknown("baseline", wanted, labels, "compare.json")
     return str(wanted)
-
-
-def _is_personal(table: pd.DataFrame, label: str, metric: str) -> bool:
-    if f"baseline_{metric}" not in table:
-        return label != "fedavg"
-    rows = table[table["method"] == label]
-    tested, before = rows[f"query_{metric}"].to_numpy(float), rows[f"baseline_{metric}"].to_numpy(float)
-    if not np.isfinite(before).any():
-        return label != "fedavg"
-    both = np.isfinite(tested) & np.isfinite(before)
-    return not np.allclose(tested[both], before[both], rtol=1e-6, atol=0.0)
-
-
-def _mean_of(table: pd.DataFrame, label: str, column: str, seeds: Sequence[int]) -> OverSeeds:
-    if column not in table:
-        return over.over_seeds([])
-    rows = table[table["method"] == label]
-    return over.mean(np.vstack([_padded(rows, column, seed) for seed in seeds]))
-
-
-def _padded(rows: pd.DataFrame, column: str, seed: int) -> over.Floats:
-    values = rows[column][rows["seed"] == seed].to_numpy(float)
-    return np.pad(values, (0, len(rows) - len(values)), constant_values=np.nan)
-
-
-def _revealed(runs: Sequence[Run]) -> dict[str, str]:
-    fields: dict[str, str] = {}
-    for line in runs[0].lines("ledger.jsonl"):
-        fields |= line.get("revealed") or {}
-    return fields
-
-
-def _largest_cluster(runs: Sequence[Run]) -> OverSeeds | None:
-    shares = [list(run.largest_shares().values()) for run in runs]
-    return over.over_seeds(share[-1] for share in shares if share) if any(shares) else None
-
-
-def _excluded(runs: Sequence[Run]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for run in runs:
-        for client, count in (run.result.get("excluded") or {}).items():
-            counts[client] = counts.get(client, 0) + int(count)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _notes(study: Study, summary: Summary, table: pd.DataFrame) -> list[str]:
@@ -276,14 +357,14 @@ def _notes(study: Study, summary: Summary, table: pd.DataFrame) -> list[str]:
     if not study.compare and len(study.labels) > 1:
         notes.append(f"The runs name no baseline; {summary.baseline} was taken.")
     notes.extend(
-        f"{method.title}: {method.undefined} client results were not finite numbers."
+        f"{method.title} diverged: {method.undefined} client results are not finite or absurd."
         for method in summary.methods
-        if method.undefined
+        if method.diverged
     )
     if summary.left_out:
         notes.append(
             f"{summary.left_out} of {summary.left_out + summary.clients * len(summary.seeds)} client results "
-            "were left out for all methods, because at least one method had no finite number there."
+            "were left out for all methods, because the runs of at least one method do not have these clients."
         )
     return notes
 

@@ -11,6 +11,7 @@ import numpy as np
 from bespoke.metrics.significance import Interval
 
 FINEST_PERCENT = 2  # decimals: nobody minds a change of less than a hundredth of a percent
+MOST_PERCENT = 1_000  # beyond this only the order of magnitude is wrong or right, and no digit means anything
 _NAMES = {"mse": "MSE", "rmse": "RMSE", "mae": "MAE", "auc": "AUC", "r2": "R²", "half_mse": "half MSE", "f1": "F1"}
 UNDEFINED = "–"
 
@@ -35,25 +36,43 @@ def signed(value: float, digits: int = 3) -> str:
     return f"+{number(value, digits)}" if value > 0 else number(value, digits)
 
 
-def with_interval(value: float, interval: Interval, sign: float = 1.0, most: int = 9) -> tuple[str, str, str]:
+def with_interval(
+    value: float, interval: Interval, sign: float = 1.0, most: int = 9, cap: float = math.inf
+) -> tuple[str, str, str]:
     """A number and the ends of its interval (times sign), to two significant digits of the interval's width."""
     width = interval.high - interval.low
     if not math.isfinite(width) or width <= 0:
-        return number(value, 3), UNDEFINED, UNDEFINED
+        return capped(value, number(value, 3), cap), UNDEFINED, UNDEFINED
     decimals = min(max(1 - math.floor(math.log10(width)), 0), most)
     low, high = sorted((sign * interval.low, sign * interval.high))
-    value_text, low_text, high_text = (f"{x:,.{decimals}f}".replace("-", "−") for x in (value, low, high))
+    value_text, low_text, high_text = (
+        capped(x, f"{x:,.{decimals}f}".replace("-", "−"), cap) for x in (value, low, high)
+    )
     return value_text, low_text, high_text
 
 
+def capped(value: float, text: str, cap: float = MOST_PERCENT) -> str:
+    """The text of a value, or that it lies beyond the cap on either side."""
+    if not abs(value) > cap:
+        return text
+    return f"over {cap:,.0f}" if value > 0 else f"below −{cap:,.0f}"
+
+
 def percent(value: float) -> str:
-    """A percentage without its sign: one decimal, none above 99.5, two significant digits below 0.1."""
-    if not math.isfinite(value):
+    """A percentage without its sign: one decimal, none above 99.5, two significant digits below 0.1; capped."""
+    if math.isnan(value):
         return UNDEFINED
+    if abs(value) > MOST_PERCENT:
+        return capped(value, "")
     if 0 < abs(value) < 0.095:
         return number(value, 1)
     text = f"{value:,.0f}" if abs(value) >= 99.5 or value == 0 else f"{value:.1f}"
     return text.replace("-", "−")
+
+
+def signed_percent(value: float) -> str:
+    """A change in percent with its sign."""
+    return f"{'+' if 0 < value <= MOST_PERCENT else ''}{percent(value)} %"
 
 
 def p_text(p: float) -> str:
