@@ -175,6 +175,20 @@ def test_cross_device_clients_are_apart(sizes: list[int], seed: int, adapt: floa
         assert bool(parts[1]) == (own > 0) or sizes[client] < 3
 
 
+def test_own_validation_comes_out_of_what_a_client_adapts_on() -> None:
+    """Of ten rows five are for adapting, and two of these five for the client's own choices: none of the query's."""
+    found = population([10, 10])
+    roles = np.array([0, 2])
+    plain = cross_device(found, adapt=0.5, order="stored", role=roles).test
+    assert [rows_of(part, 1) for part in (plain.support, plain.validation, plain.query)] == [
+        [10, 11, 12, 13, 14], [], [15, 16, 17, 18, 19],
+    ]  # fmt: skip
+    own = cross_device(found, adapt=0.5, order="stored", own_validation=0.2, role=roles).test
+    assert [rows_of(part, 1) for part in (own.support, own.validation, own.query)] == [
+        [10, 11, 12], [13, 14], [15, 16, 17, 18, 19],
+    ]  # fmt: skip
+
+
 def test_roles_as_published() -> None:
     split = cross_device(population([4, 4, 4, 1]), role=np.array([0, 1, 2, 2]))
     assert split.train.clients.tolist() == [0]

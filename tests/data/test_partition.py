@@ -23,6 +23,29 @@ def test_dirichlet_gives_every_row_to_one_client_and_every_client_its_minimum(la
     assert (owner == dirichlet(labels, clients, alpha, seed, minimum)).all()
 
 
+def test_dirichlet_tops_up_from_the_largest_client_alone():
+    """With one class and a tiny alpha one client has all 40 rows: the others take their three from it, it keeps 31."""
+    before = dirichlet(np.zeros(40), 4, 1e-4, seed=5, minimum=0)
+    rich = int(np.bincount(before, minlength=4).argmax())
+    assert np.bincount(before, minlength=4)[rich] == 40
+    after = dirichlet(np.zeros(40), 4, 1e-4, seed=5, minimum=3)
+    assert sorted(np.bincount(after, minlength=4).tolist()) == [3, 3, 3, 31]
+    assert (after[after != rich] != before[after != rich]).all()  # who moved came from the rich one
+
+
+def test_dirichlet_takes_no_more_than_is_missing_and_never_from_the_short():
+    """Rows move only to clients below the minimum, only up to it, and only from those that were the largest."""
+    labels = np.repeat(np.arange(3), 40)
+    for seed in range(20):
+        before, after = (dirichlet(labels, 8, 0.2, seed, minimum) for minimum in (0, 6))
+        old, new = (np.bincount(owner, minlength=8) for owner in (before, after))
+        assert (new[old < 6] == 6).all()
+        assert set(before[before != after]) <= set(np.flatnonzero(old > 6).tolist())
+        # the largest gives, one row at a time: nobody who gave ends more than a row below anybody else who could have
+        gave = new < old
+        assert not gave.any() or new[gave].min() >= new[~gave & (old >= 6)].max(initial=0) - 1
+
+
 def test_dirichlet_alpha_goes_from_alike_to_apart():
     labels = np.repeat(np.arange(4), 1000)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bespoke.data.population import Population
 from bespoke.data.sources import load_source
 from bespoke.data.splits import Part, Train, cross_device, cross_silo, everything
-from bespoke.data.standardize import standardize
+from bespoke.data.standardize import _safe, standardize
 from bespoke.errors import UserError
 
 NAN = float("nan")
@@ -96,6 +96,21 @@ def test_a_large_constant_is_zero_and_not_noise():
     population = population_of([[16777216.1]] * 7, range(7), list("aaabbbb"))
     for how in ("global", "client"):
         assert (standardize(population, everything(population), how, False).columns["x"] == 0).all()
+
+
+def test_a_feature_varies_from_the_seventh_digit_on():
+    """At a mean of 1000 a deviation below 1e-4 is rounding (1e-7 of it), and one of 2e-4 is the feature's own."""
+    assert _safe(np.array([0.81e-8, 4e-8]), np.array([1000.0, -1000.0])).tolist() == [1.0, 2e-4]
+    assert _safe(np.array([0.0, 1e-30]), np.array([0.0, 0.0])).tolist() == [1.0, 1e-15]  # without a mean, any counts
+    # 4000 and the next number that float32 knows, 2.44e-4 above it: half of that deviates, 3e-8 of the mean
+    near = np.nextafter(np.float32(4000), np.float32(5000))
+    population = population_of([[4000.0], [near], [4000.0], [near]], range(4), list("aabb"))
+    done = standardize(population, everything(population), "global", False)
+    assert done.columns["x"][:, 0].abs().max() < 1e-3  # centred and left so small, not blown up to -1 and 1
+    # hundredths at 4000, two hundred times as far apart, are scaled: deviation 0.025
+    population = population_of([[4000.0], [4000.05], [4000.0], [4000.05]], range(4), list("aabb"))
+    done = standardize(population, everything(population), "global", False)
+    assert done.columns["x"][:, 0].numpy() == pytest.approx([-1, 1, -1, 1], abs=0.01)
 
 
 def test_clients_without_training_rows_take_the_pooled_statistics():
