@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mutants clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/bespoke compare
@@ -15,6 +15,10 @@ test: $(VENV)/.test-ready lint
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Faults put into the code on purpose, in a copy of it: which do the tests catch? MUTANTS="--count 0 sampling.py" ...
+mutants: $(VENV)/.test-ready
+	nice $(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"bespoke needs Python 3.11 or newer, {sys.executable} is {v[0]}.{v[1]}; try: make PYTHON=python3.11 ...")'

@@ -77,6 +77,8 @@ def test_clusters_are_prepared_by_an_ensemble_unless_the_entry_says_otherwise() 
     before, own = Entry.of("hypcluster", {}).stages({"share": "body"}, rounds=3)
     assert (before["method"], before["rounds"], own["rounds"]) == ("fedavg", 1, 2)
     assert len(Entry.of("hypcluster", {}).stages(knobs, rounds=1)) == 1  # too few for two stages
+    before, own = Entry.of("hypcluster", {}).stages({"rounds": "auto"}, rounds=3)
+    assert (before["rounds"], own["rounds"]) == (20, "auto")
 
 
 @pytest.mark.parametrize("cold", [{"before": []}, {"after": ""}])

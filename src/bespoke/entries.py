@@ -29,6 +29,7 @@ from bespoke.method import Method
 from bespoke.methods import METHODS
 
 PREPARATION = 1 / 3  # of the rounds of an entry whose method declares how it is prepared
+UNCOUNTED = 20  # rounds of preparation where the entry trains for as long as it improves ("auto")
 LABEL = re.compile(r"\w[\w .+-]*")  # a folder is named after it
 
 
@@ -67,7 +68,7 @@ class Entry:
         found: dict[str, Any] = grid.get(self.label, grid.get(self.method.name, self.method.tunes))
         return {knob: values for knob, values in found.items() if knob not in self.knobs}
 
-    def stages(self, knobs: dict[str, Any], rounds: int) -> list[dict[str, Any]]:
+    def stages(self, knobs: dict[str, Any], rounds: int | str) -> list[dict[str, Any]]:
         """Its stages, those before it first; `rounds` is for those that do not say."""
         own: dict[str, Any] = {
             "method": self.method.name,
@@ -77,9 +78,11 @@ class Entry:
         before = self.before or ()
         if self.before is None and self.follows is None and hasattr(self.method, "prepared"):
             first, own = self.method.prepared(own)
-            early = round(own["rounds"] * PREPARATION) if type(own["rounds"]) is int else 0  # else refused later on
+            total, counted = own["rounds"], type(own["rounds"]) is int
+            early = round(total * PREPARATION) if counted else UNCOUNTED
             if early:  # both stages together have the rounds that any other method has
-                before, own = ({"method": first, "rounds": early},), {**own, "rounds": own["rounds"] - early}
+                before = ({"method": first, "rounds": early},)
+                own = {**own, "rounds": total - early if counted else total}
         stages = []
         for stage in before:
             kind = METHODS[stage["method"]]
