@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import math
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,8 +15,10 @@ import numpy as np
 import pytest
 
 from bespoke.errors import UserError
+from bespoke.metrics.mixed import read_mixed
+from bespoke.metrics.summary import MethodSummary, read, summarize_study
 from bespoke.reports import curves, figures
-from bespoke.reports.html import write_report
+from bespoke.reports.html import render_report, write_report
 
 HOSTILE = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", 'quote" onload="x', "& {{ 7*7 }}"]
 VOID = {"meta", "link", "br", "img", "input", "hr", "line"}
@@ -151,8 +157,10 @@ def test_the_same_folders_give_the_same_bytes(hostile: Path, tmp_path: Path) -> 
 def test_plotly_is_in_the_page_once(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     text, page = report([toy], tmp_path)
-    assert text.count("* plotly.js v") == 1
     assert len([tag for tag, _ in page.elements if tag == "script"]) == 3
+    [packed] = [text for tag, text in page.texts if tag == "script" and text.startswith("H4sI")]  # gzip, in base64
+    assert gzip.decompress(base64.b64decode(packed)).decode().count("* plotly.js v") == 1
+    assert len(text) < 2_200_000  # of five megabytes
     assert "showSendToCloud: false" in text  # no button that would send clients' numbers away
 
 
@@ -166,9 +174,114 @@ def test_one_run_alone(toy: Path, tmp_path: Path, run: str) -> None:
 def test_a_diverged_method_and_one_client(write_comparison, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0] * 8], "local": [[np.nan] * 8], "finetune": [[0.5] * 8]}
     _, page = report([write_comparison(tmp_path / "a", values)], tmp_path)
-    assert "Local gave no finite MSE" in page.words
+    assert "Local" in page.words
+    assert "diverged" in page.words
     _, page = report([write_comparison(tmp_path / "b", {"fedavg": [[1.0]], "finetune": [[0.5]]})], tmp_path)
     assert "Too few clients" in page.words
+
+
+def test_a_trial_without_a_score_diverged(write_comparison, tmp_path: Path) -> None:
+    trials = [{"knobs": {"rate": 1.0}, "validation": None}, {"knobs": {"rate": 0.1}, "validation": 2.5}]
+    trials += [{"knobs": {"rate": 9.0}, "validation": float("inf")},
+               {"knobs": {"rate": 0.3}, "validation": None, "state": "pruned"}]  # fmt: skip
+    methods = [{"label": "fedavg", "title": "FedAvg", "chosen": {"rate": 0.1}, "tuning": trials}]
+    folder = write_comparison(tmp_path / "a", {"fedavg": [[1.0, 2.0]]}, compare={"methods": methods})
+    _, page = report([folder], tmp_path)
+    assert "1 diverged 0.1 2.500 9 diverged 0.3 pruned" in page.words
+
+
+def test_many_features_are_counted(write_comparison, tmp_path: Path) -> None:
+    data = {"title": "Pictures", "features": [f"pixel {i}" for i in range(64)]}
+    folder = write_comparison(tmp_path / "a", {"fedavg": [[1.0, 2.0]]}, compare={"data": data})
+    _, page = report([folder], tmp_path)
+    assert (
+        "64: pixel 0, pixel 1, pixel 2, pixel 3, pixel 4, pixel 5, pixel 6, pixel 7 and 56 more pixel 8" in page.words
+    )
+
+
+def rendered(
+    folder: Path, against: dict[str, float], references: tuple[MethodSummary, ...] = (), what: str = ""
+) -> Page:
+    """The page with these fields in what is said against the baseline, and with these references."""
+    study, table = read([folder])
+    summary = summarize_study(study, table)
+    for method in summary.compared:
+        for name, value in against.items():
+            object.__setattr__(method.against, name, value)
+    object.__setattr__(summary, "references", list(references))
+    listed = [{"label": reference.label, "title": reference.title, "what": what} for reference in references]
+    return Page(render_report(replace(study, compare={**study.compare, "references": listed}), table, summary))
+
+
+def test_hurt_beyond_chance_comes_first(toy: Path) -> None:
+    page = rendered(toy, {"hurt_beyond": 0.125, "helped_beyond": 0.5})
+    assert "12.5 % of clients hurt beyond chance; 25.0 % worse off" in page.words
+    assert "12.5 % of clients are hurt by Finetune beyond chance; 1 client is worse off" in page.words
+    assert "clients helped beyond chance – 50.0 %" in page.words
+    unknown = rendered(toy, {"hurt_beyond": math.nan, "helped_beyond": math.nan})
+    assert "25.0 % of clients hurt by it" in unknown.words
+    assert "beyond chance" not in unknown.words
+
+
+def test_references_stand_below_the_methods(write_comparison, toy: Path, tmp_path: Path) -> None:
+    values = {"fedavg": [[1.0, 2.0]], "constant": [[5.0, 7.0]]}
+    made = summarize_study(*read([write_comparison(tmp_path / "made", values)])).method("constant")
+    constant = replace(made, title="Constant <1>", against=None, cost=None)
+    page = rendered(toy, {}, (constant,), "the same for everyone")
+    assert page.words.index("Finetune 2.250") < page.words.index("for reference")
+    assert "Constant <1> the same for everyone 6.000 ± 1.0" in page.words
+    assert "for reference" not in rendered(toy, {}).words
+
+
+def test_a_mixed_model_tells_what_differs(write_comparison, tmp_path: Path) -> None:
+    """Two seeds: the means of the coefficients and shares are taken by hand."""
+    rows = [[1.0, 2.0]] * 2
+    folder = write_comparison(tmp_path / "a", {"fedavg": rows, "mixed": rows}, compare={"data": {"features": ["age"]}})
+    for seed, (slope, between) in enumerate([(0.4, 0.1), (0.6, 0.3)]):
+        path = folder / f"runs/mixed-seed{seed}/rounds.jsonl"
+        lines = [json.loads(text) for text in path.read_text().splitlines()]
+        lines[-1]["observed"] = {
+            "coefficients": {"mean": [0.0, slope], "error": [0.01, 0.03], "clients": [0.05, between]},
+            "shares": {"common": 0.25, "clients": between, "within": 0.75 - between},
+        }
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, page = report([folder], tmp_path)
+    assert "What differs between clients" in page.words
+    age, intercept = "age (standard deviation 0.20 around a mean of 0.50)", "intercept (standard deviation 0.050 around"
+    assert f"The coefficients that differ most between clients are {age} and {intercept} a mean of 0)." in page.words
+    bars = {trace["name"]: trace["x"] for trace in page.payload["figures"]["mixed-0-shares"]["data"]}
+    assert bars == {"between clients, 20.0 %": [20.0], "within clients, 55.0 %": [55.0],
+                    "explained by the common coefficients, 25.0 %": [25.0]}  # fmt: skip
+    drawn = page.payload["figures"]["mixed-0-coefficients"]
+    assert drawn["layout"]["yaxis"]["ticktext"] == ["age", "intercept"]
+    assert drawn["data"][0]["error_x"]["array"] == [0.2, 0.05]
+    assert drawn["data"][1]["error_x"]["array"] == [0.06, 0.02]
+    assert "sd between clients" in page.words
+    assert "sd between groups" not in page.words
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "shares", "message"),
+    [
+        ({"mean": [0.1, 0.2], "error": [0.1], "clients": [0.1]}, {"common": 1, "clients": 0, "within": 0}, "lengths"),
+        ({"mean": [0.1], "error": [0.1]}, {"common": 1, "clients": 0, "within": 0}, "'clients'"),
+        ({"mean": [0.1], "error": [0.1], "clients": [0.1]}, {"common": 1}, "'clients'"),
+    ],
+)
+def test_damaged_estimates_are_refused(toy: Path, coefficients: dict, shares: dict, message: str) -> None:
+    path = toy / "runs/finetune-seed0/rounds.jsonl"
+    line = {"stage": 0, "round": 9, "observed": {"coefficients": coefficients, "shares": shares}}
+    path.write_text(path.read_text() + json.dumps(line) + "\n")
+    with pytest.raises(UserError, match=f"rounds.jsonl.*{message}"):
+        read_mixed(read([toy])[0])
+
+
+def test_a_diverged_mixed_model_is_not_shown(toy: Path) -> None:
+    path = toy / "runs/finetune-seed0/rounds.jsonl"
+    observed = {"coefficients": {"mean": [None], "error": [1.0], "clients": [1.0]},
+                "shares": {"common": 1, "clients": 0, "within": 0}}  # fmt: skip
+    path.write_text(path.read_text() + json.dumps({"stage": 0, "round": 9, "observed": observed}) + "\n")
+    assert read_mixed(read([toy])[0]) == []
 
 
 def test_many_methods_keep_their_colours(write_comparison, tmp_path: Path) -> None:
@@ -184,8 +297,10 @@ def test_thousands_of_clients_stay_small(write_comparison, tmp_path: Path, monke
     values = {"fedavg": base.tolist(), **{f"m{i}": (base + rng.normal(0, 0.1, base.shape)).tolist() for i in range(3)}}
     folder = write_comparison(tmp_path / "big", values)
     text, page = report([folder], tmp_path)
-    assert len(text) < 600_000
-    assert {trace["type"] for trace in page.payload["figures"]["change"]["data"]} == {"scattergl"}
+    assert len(text) < 360_000
+    for trace in page.payload["figures"]["change"]["data"]:
+        assert trace["type"] == "scattergl"
+        assert trace["marker"]["line"]["width"] > 0  # without it WebGL draws no open circle
     monkeypatch.setattr(figures, "MOST_DRAWN", 100)
     _, page = report([folder], tmp_path)
     assert len(page.payload["columns"]["client"]) == 100

@@ -66,10 +66,10 @@ def test_the_sections_that_are_always_there(toy: Path, tmp_path: Path) -> None:
         assert words in text, words
     assert "bespoke analyze FOLDER" in text
     assert 'id="analyses"' not in text
-    assert payload["columns"]["mark"] == ["circle-open"] * 4  # tested on five examples each
     assert payload["columns"]["tested"] == [5] * 4
-    assert payload["figures"]["change"]["data"][0]["marker"]["symbol"] == {"$": "mark"}
-    assert "parameters)" in payload["figures"]["traffic"]["layout"]["xaxis"]["title"]["text"]
+    assert payload["figures"]["change"]["data"][0]["marker"]["symbol"] == {"open below": 20}
+    assert payload["figures"]["traffic"]["note"] == "1 kB is 250 parameters."
+    assert "1 kB is 250 parameters." in text
 
 
 def test_every_analysis_has_its_figure(toy: Path, tmp_path: Path) -> None:

@@ -46,13 +46,13 @@ def curve_figure(study: Study, summary: Summary, styles: dict[str, Style], again
         )  # fmt: skip
     if not traces:
         return {}
-    # the papers count parameters; these are numbers of four bytes
-    parameters = f"1 {unit} is {scale / 4:,.0f} parameters"
-    title = "round" if against == "round" else f"{unit} moved by a client in every round ({parameters})"
+    title = "round" if against == "round" else f"{unit} moved by a client in every round"
     return {
         "data": traces,
         "label": f"validation {metric_name(summary.metric)} against {title}",
         "height": 340,
+        # the papers count parameters; these are numbers of four bytes
+        "note": "" if against == "round" else f"1 {unit} is {scale / 4:,.0f} parameters.",
         "layout": {
             "xaxis": axis(title, zeroline=False),
             "yaxis": axis(f"validation {metric_name(summary.metric)}", zeroline=False),
@@ -99,7 +99,7 @@ def clusters_figure(study: Study, summary: Summary, styles: dict[str, Style]) ->
     if not traces:
         return {}
     bound = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * COLLAPSED, "y1": 100 * COLLAPSED,
-             "line": {"color": "$strong", "width": 1, "dash": "dot"}}  # fmt: skip
+             "line": {"color": "$muted", "width": 1, "dash": "dot"}}  # fmt: skip
     return {
         "data": traces,
         "label": "share of the clients in the largest cluster against round",

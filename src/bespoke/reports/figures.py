@@ -68,17 +68,17 @@ def draw(cells: Cells, summary: Summary) -> Drawn:
     if total > MOST_DRAWN:
         kept = np.sort(generator("drawn clients").permutation(total)[:MOST_DRAWN])
     values = {label: _over_seeds(cells.of(label)[:, kept]) for label in cells.methods}
-    changes = {
-        method.label: _over_seeds((cells.of(method.label) - cells.of(summary.baseline))[:, kept])
-        for method in summary.compared
-    }
+    with np.errstate(invalid="ignore"):  # both diverged: no change can be told
+        changes = {
+            method.label: _over_seeds((cells.of(method.label) - cells.of(summary.baseline))[:, kept])
+            for method in summary.compared
+        }
     columns: dict[str, list[Any]] = {
         "client": [cells.clients[i] for i in kept],
         "examples": [round(float(cells.examples[i])) for i in kept],
     }
     tested = cells.weights[:, kept].mean(0)
     columns["tested"] = [round(float(size)) for size in tested]
-    columns["mark"] = ["circle" if size >= SIZEABLE else "circle-open" for size in tested]
     if any(cells.groups):
         columns["group"] = [cells.groups[i] for i in kept]
     columns |= {f"value {label}": jsonable(column, 5) for label, column in values.items()}
@@ -87,7 +87,8 @@ def draw(cells: Cells, summary: Summary) -> Drawn:
 
 
 def _over_seeds(values: Floats) -> Floats:
-    known = np.isfinite(values)
+    """Means over the seeds that tested a client; a client that diverged with one of them has no finite mean."""
+    known = ~np.isnan(values)
     seeds = known.sum(0)
     return np.where(known, values, 0.0).sum(0) / np.where(seeds > 0, seeds, np.nan)
 
@@ -101,10 +102,13 @@ def escaped(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _range(columns: Sequence[Floats], around_zero: bool = False, beyond: float = 1.0) -> tuple[list[float], int]:
+def _range(
+    columns: Sequence[Floats], around_zero: bool = False, beyond: float = 1.0, room: float = 0.04
+) -> tuple[list[float], int]:
     """An axis that is not ruled by a few extreme clients, and how many lie beyond it.
 
-    It ends at the extremes, or `beyond` times the width of the middle 98 % further out than these, if that is nearer.
+    It ends at the extremes, or `beyond` times the width of the middle 98 % further out than these, if that is nearer;
+    `room` is the part of its width that stays free at either end.
     """
     numbers = np.concatenate([column[np.isfinite(column)] for column in columns])
     if not len(numbers):
@@ -115,7 +119,7 @@ def _range(columns: Sequence[Floats], around_zero: bool = False, beyond: float =
     low, high = max(low, float(near[0]) - beyond * middle), min(high, float(near[1]) + beyond * middle)
     if around_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    margin = 0.04 * ((high - low) or 1.0)
+    margin = room * ((high - low) or 1.0)
     bounds = [low - margin, high + margin]
     return jsonable(bounds, 5), int(((numbers < bounds[0]) | (numbers > bounds[1])).sum())
 
@@ -191,14 +195,17 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
             "x": {"$": "examples"}, "y": {"$": f"change {method.label}"},
             "customdata": _customdata(drawn, f"value {summary.baseline}", f"value {method.label}", "tested"),
             "marker": {"size": 5 if drawn.clients > 500 else 8, "opacity": 0.4 if drawn.clients > 500 else 0.7,
-                       "color": f"${styles[method.label].colour}", "symbol": {"$": "mark"}},
+                       "color": f"${styles[method.label].colour}", "symbol": {"open below": SIZEABLE},
+                       # WebGL draws the outline of an open circle only if its width is given
+                       "line": {"width": 1, "color": f"${styles[method.label].colour}"}},
             "hovertemplate": f"{_who(drawn)}, tested on %{{customdata[{at + 2}]:,}}<br>"
                              f"{name} %{{customdata[{at}]:.4g}} → %{{customdata[{at + 1}]:.4g}}"
                              f"<br>change %{{y:+.4g}}<extra></extra>",
         }
         for method in summary.compared
     ]  # fmt: skip
-    ranges = {m.label: _range([drawn.changes[m.label]], around_zero=True)[0] for m in summary.compared}
+    # the names of the sides have free rows at both ends
+    ranges = {m.label: _range([drawn.changes[m.label]], around_zero=True, room=0.09)[0] for m in summary.compared}
     return {
         "data": traces,
         "ranges": ranges,
@@ -241,7 +248,9 @@ def sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
     traces = []
     for method in summary.compared:
         change = drawn.changes[method.label]
-        ordered = np.sort(change[np.isfinite(change)])
+        ordered = np.sort(change[~np.isnan(change)])
+        if not len(ordered):
+            continue
         if summary.lower_is_better:
             ordered = ordered[::-1]
         # A few hundred quantiles draw the same curve as thousands of clients.
@@ -320,11 +329,12 @@ def forest(summary: Summary, method: MethodSummary) -> dict[str, float] | None:
     ends = [0.0]
     for other in summary.compared:
         value, interval = change_of(summary, other.against) if other.against else (0.0, None)
-        ends += [value, *((interval.low, interval.high) if interval and math.isfinite(interval.low) else ())]
-    low, high = min(ends), max(ends)
-    if low == high or method.against is None:
+        ends += [value, *((interval.low, interval.high) if interval else ())]
+    finite = [end for end in ends if math.isfinite(end)]
+    low, high = min(finite), max(finite)
+    value, interval = change_of(summary, method.against) if method.against else (math.nan, None)
+    if low == high or interval is None or not math.isfinite(value):
         return None
-    value, interval = change_of(summary, method.against)
 
     def at(x: float) -> float:
         return round(4 + 92 * ((x if math.isfinite(x) else value) - low) / (high - low), 2)

@@ -9,7 +9,7 @@ import numpy as np
 from bespoke.metrics.folders import Study
 from bespoke.metrics.groups import ALL, Gain, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary
-from bespoke.metrics.text import jsonable, metric_name
+from bespoke.metrics.text import count, jsonable, metric_name
 from bespoke.reports.figures import MOST_GROUPS, Figure, axis, escaped
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
     low, high = np.percentile(changes, [OUTER, 100 - OUTER])
     reach = max(abs(low), abs(high)) or 1.0
     inside = changes[np.abs(changes) <= reach]
+    outside = len(changes) - len(inside)
     counts, edges = np.histogram(inside, BINS, (-reach, reach))
     middles = (edges[:-1] + edges[1:]) / 2
     gained = middles < 0 if found.lower else middles > 0
@@ -63,7 +64,8 @@ def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
             "marker": {"color": ["$good" if better else "$bad" for better in gained]}, "showlegend": False,
             "hovertemplate": "%{y} clients change by about %{x:.3g} %<extra></extra>",
         }],
-        "beyond": int(len(changes) - len(inside)),
+        "note": f"{count(outside, 'extreme value')} beyond the axis {'is' if outside == 1 else 'are'} left out."
+        if outside else "",
         "label": f"relative change of {name}, {titles[found.label]} against {titles[found.rival]}",
         "height": 320,
         "layout": {

@@ -7,7 +7,9 @@ The script in figures.html.jinja fills these in. Same folders, same bytes: no da
 
 from __future__ import annotations
 
+import base64
 import errno
+import gzip
 import json
 import math
 import re
@@ -25,7 +27,7 @@ from bespoke.metrics.answer import change_of, signed_change
 from bespoke.metrics.folders import Study
 from bespoke.metrics.guarantee import ASIDE, guarantees
 from bespoke.metrics.significance import draws_for
-from bespoke.metrics.summary import BEFORE, Summary, read, summarize_study, with_before
+from bespoke.metrics.summary import BEFORE, MethodSummary, Summary, read, summarize_study, with_before
 from bespoke.metrics.text import (
     count,
     metric_name,
@@ -51,6 +53,7 @@ from bespoke.reports.figures import (
     styles_of,
 )
 from bespoke.reports.groups import group_parts
+from bespoke.reports.mixed import mixed_parts
 from bespoke.reports.motley import motley_parts
 
 if TYPE_CHECKING:
@@ -82,12 +85,10 @@ def write_report(paths: Sequence[Path], output: Path) -> Path:
 
 def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
     """The whole page as text."""
-    from plotly.offline import get_plotlyjs
-
     styles = styles_of(summary)
     metric = summary.metric
     tested = with_before(table, metric) if summary.baseline == BEFORE else table
-    drawn = draw(over.cells(tested, f"query_{metric}"), summary)
+    drawn = draw(over.cells(tested, f"query_{metric}", lower_is_better=summary.lower_is_better), summary)
     figures = {
         "clients": clients_figure(drawn, summary, styles),
         "change": change_figure(drawn, summary, styles),
@@ -99,7 +100,8 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
     }
     more, motley = motley_parts(study, table, summary, styles)
     gained, grouped = group_parts(study, table, summary)
-    figures = {name: figure for name, figure in {**figures, **more, **gained}.items() if figure}
+    spread, differing = mixed_parts(study, summary)
+    figures = {name: figure for name, figure in {**figures, **more, **gained, **spread}.items() if figure}
     listed = {str(entry["label"]): entry for entry in study.compare.get("methods", [])}
     focus = focus_of(summary)
     return environment().get_template("report.html.jinja").render(
@@ -112,6 +114,9 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         figures=figures,
         motley=motley,
         grouped=grouped,
+        differing=differing,
+        references=_references(study, summary),
+        judged=any(_beyond(method.against, "hurt") is not None for method in summary.methods),
         forest={method.label: forest(summary, method) for method in summary.compared},
         group_rows=_group_rows(summary),
         most_groups=MOST_GROUPS,
@@ -123,7 +128,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         reference="the model before" if summary.baseline == BEFORE else summary.method(summary.baseline).title,
         payload=script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
                               "lookup": _lookup(drawn, summary)}),
-        plotly=Markup(get_plotlyjs()),
+        plotly=packed_plotly(),
     )  # fmt: skip
 
 
@@ -138,6 +143,12 @@ def _group_rows(summary: Summary) -> dict[str, list[Any]]:
     }
 
 
+def _references(study: Study, summary: Summary) -> list[tuple[MethodSummary, str]]:
+    """References, such as a constant prediction, each with what it is."""
+    what = {str(entry["label"]): str(entry.get("what") or "") for entry in study.compare.get("references") or []}
+    return [(reference, what.get(reference.label, "")) for reference in getattr(summary, "references", [])]
+
+
 def _tuning(study: Study, summary: Summary) -> list[dict[str, Any]]:
     """What was tried for each method, the chosen one marked."""
     tables = []
@@ -150,13 +161,19 @@ def _tuning(study: Study, summary: Summary) -> list[dict[str, Any]]:
         rows = [
             {
                 "cells": [trial["knobs"].get(name, "") for name in knobs],
-                "validation": trial.get("validation"),
+                "validation": _score(trial),
                 "chosen": all(chosen.get(name) == value for name, value in trial["knobs"].items()),
             }
             for trial in tried
         ]
         tables.append({"title": entry.get("title") or entry["label"], "knobs": knobs, "rows": rows})
     return tables
+
+
+def _score(trial: dict[str, Any]) -> str:
+    """A trial's score, or why it has none: its state if that is recorded, else it has diverged."""
+    value = trial.get("validation")
+    return number(value) if value is not None and math.isfinite(value) else str(trial.get("state") or "diverged")
 
 
 def _configs(study: Study) -> dict[str, str]:
@@ -188,9 +205,22 @@ def script_json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
+def packed_plotly() -> Markup:
+    """Return Plotly's script compressed, as text: the installed package has only the bundle of all its traces."""
+    from plotly.offline import get_plotlyjs
+
+    return Markup(base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode())
+
+
 def _unbroken(text: str) -> Markup:
     """Keep a number and its unit, and a p and its value, on one line."""
     return Markup(re.sub(r"(?<=\d) (?=%|kB|MB|GB)|(?<=\bp) (?=[<=&])|(?<=[<=;]) (?=\d)", "\u00a0", str(escape(text))))
+
+
+def _beyond(against: Any, key: str) -> float | None:
+    """Share of clients hurt (helped) beyond chance, None where it is not known."""
+    share = getattr(against, f"{key}_beyond", None)
+    return share if share is not None and math.isfinite(share) else None
 
 
 def _plain(value: Any) -> str:
@@ -217,7 +247,7 @@ def environment() -> Environment:
     environment.filters |= {
         "number": number, "percent": percent, "signed": signed, "p": p_text, "size": size, "plain": _plain,
         "unbroken": _unbroken, "metric": metric_name, "finite": math.isfinite,
-        "plain_number": lambda value: "–" if value is None else f"{value:.3g}",
+        "plain_number": lambda value: "–" if value is None else f"{value:.3g}", "beyond": _beyond,
         "capital": lambda text: text[:1].upper() + text[1:],
     }  # fmt: skip
     environment.globals |= {

@@ -10,7 +10,8 @@ import numpy as np
 from bespoke.metrics.analyses import Analysis, starts_untrained
 from bespoke.metrics.clusters import Clusters
 from bespoke.metrics.text import jsonable, metric_name
-from bespoke.reports.figures import Figure, Style, axis, escaped, example_ticks
+from bespoke.randomness import generator
+from bespoke.reports.figures import MANY_POINTS, Figure, Style, axis, escaped, example_ticks
 
 Styles = dict[str, Style]
 
@@ -77,8 +78,12 @@ def _ood_points(
     """The shared model, once, and what each method has chosen; few of them have their names beside them."""
     start = sorted(drawn, key=lambda analysis: not analysis.record["curves"])[:1]  # where the curves begin
     beside = len(analyses) <= 4
+    kinds = (("shared", start), ("chosen", analyses))
+    across = [analysis.record[kind]["own"] for kind, which in kinds for analysis in which]
+    known = [value for value in across if value is not None]
+    middle = (min(known) + max(known)) / 2 if known else 0.0
     traces = []
-    for kind, which in (("shared", start), ("chosen", analyses)):
+    for kind, which in kinds:
         for analysis in which:
             at, shared = analysis.record[kind], kind == "shared"
             if at["own"] is None or at[part] is None:
@@ -87,13 +92,19 @@ def _ood_points(
             traces.append({
                 "type": "scatter", "mode": "markers+text" if beside else "markers", "name": escaped(name),
                 "x": jsonable([at["own"]], 5), "y": jsonable([at[part]], 5), "showlegend": not beside,
-                "text": [escaped(name)], "textposition": "bottom center" if shared else "top center",
+                "text": [escaped(name)],
+                "textposition": f"{'bottom' if shared else 'top'} {_inward(at['own'], middle)}",
                 "marker": {"symbol": "diamond-open" if shared else STARS[styles[analysis.label].dash], "size": 14,
                            "color": "$ink" if shared else f"${styles[analysis.label].colour}",
                            "line": {"width": 1.5, "color": "$ink"}},
                 "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
             })  # fmt: skip
     return traces
+
+
+def _inward(x: float, middle: float) -> str:
+    """Side of a point on which its name stays inside the figure."""
+    return "right" if x < middle else "left"
 
 
 def _around(points: Sequence[float], curves: Sequence[float]) -> tuple[list[float], int]:
@@ -213,6 +224,9 @@ def choosers_figure(analysis: Analysis) -> Figure:
     if not tables:
         return {}
     table = pd.concat(tables).groupby("client", sort=True).mean(numeric_only=True)
+    # Few enough for SVG: a browser has a small number of WebGL contexts, and every method has such a figure.
+    of = len(table)
+    table = table.iloc[np.sort(generator("drawn clients").permutation(of)[:MANY_POINTS])]
     metric = metric_name(analysis.metric)
     traces = []
     for who, name, colour, symbol in (
@@ -220,7 +234,7 @@ def choosers_figure(analysis: Analysis) -> Figure:
     ):  # fmt: skip
         change = table[f"{who}_value"] - table["shared"]
         traces.append({
-            "type": "scattergl" if len(table) > 1_500 else "scatter", "mode": "markers", "name": name,
+            "type": "scatter", "mode": "markers", "name": name,
             "x": jsonable(table["support_examples"].tolist(), 5), "y": jsonable(change.tolist(), 4),
             "text": [escaped(str(client)) for client in table.index],
             "marker": {"color": f"${colour}", "size": 7, "opacity": 0.65, "symbol": symbol},
@@ -230,6 +244,7 @@ def choosers_figure(analysis: Analysis) -> Figure:
     scale = example_ticks(int(sizes.min()), int(sizes.max()))
     return {
         "data": traces, "label": "changes of clients by who chooses the settings", "height": 380,
+        "note": f"{len(table):,} of {of:,} clients are drawn." if len(table) < of else "",
         "layout": {
             "xaxis": axis("examples to personalize with", zeroline=False, **scale),
             "yaxis": axis(f"change of {metric}", zeroline=True), "hovermode": "closest",

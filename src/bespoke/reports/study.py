@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from bespoke.data.arrays import write_text
 from bespoke.reports.figures import Figure
-from bespoke.reports.html import environment, script_json
+from bespoke.reports.html import environment, packed_plotly, script_json
 
 Table = list[list[str]]  # the first row is the head
 
@@ -63,10 +61,8 @@ def write_study(path: Path, title: str, lead: str, sections: Sequence[Section]) 
 
 def render_study(title: str, lead: str, sections: Sequence[Section]) -> str:
     """The whole page as text."""
-    from plotly.offline import get_plotlyjs
-
     figures = {name: figure for section in sections for name, figure, _ in section.figures}
     payload = {"columns": {"client": []}, "figures": figures, "focus": "", "lookup": []}
     return environment().get_template("study.html.jinja").render(
-        title=title, lead=lead, sections=sections, payload=script_json(payload), plotly=Markup(get_plotlyjs())
+        title=title, lead=lead, sections=sections, payload=script_json(payload), plotly=packed_plotly()
     )  # fmt: skip
