@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
@@ -50,7 +50,7 @@ class Comparison:
     folder: Path
     methods: tuple[str, ...] = DEFAULT_METHODS
     seeds: tuple[int, ...] = (0, 1, 2)
-    rounds: int = 60
+    rounds: int | Literal["auto"] = 60
     tune: bool = True
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
     grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # what to try, by method; else the method's own

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from bespoke.selection import Acceptance
 
 
+AUTO = "auto"  # rounds: until validation stops improving
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -94,6 +97,10 @@ class ExperimentConfig(_Strict):
     evaluate_every: int = Field(
         default=0, ge=0, description="rounds between points of the learning curve; 0: ten in all"
     )
+    safe_steps: bool = Field(
+        default=False,
+        description="no step overshoots: rates are bounded by a client's own curvature (linear), gradients clipped",
+    )
     watched: int = Field(default=200, ge=1, description="validation clients scored for the learning curve, at most")
     data: DataConfig = DataConfig(source="chem97")
     split: SplitConfig = SplitConfig()
@@ -110,7 +117,9 @@ class CompareConfig(_Strict):
 
     methods: list[str] | None = Field(default=None, min_length=1)
     seeds: Any = Field(default=3, description="how many, or a list of them")
-    rounds: int = Field(default=60, ge=1)
+    rounds: int | Literal["auto"] = Field(
+        default=60, description="training rounds; auto: until validation stops improving"
+    )
     tune: bool = True
     preset: str | None = Field(default=None, description="where grid, knobs and rounds come from that are not given")
     tune_seeds: Any = Field(default=1, description="how many seeds a trial is run with, a list of them, or 'all'")
@@ -287,8 +296,8 @@ def _check_split(split: SplitConfig, where: str) -> None:
         raise UserError(f"{where}: split.order = 'motley' is that of Motley's cross-silo code; use 'random' or 'time'")
 
 
-def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, Acceptance | None, dict[str, Any]]:
-    """(method, rounds, acceptance, knobs) of a stage, validated against the method's own dataclass."""
+def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int | str, Acceptance | None, dict[str, Any]]:
+    """(method, rounds or "auto", acceptance, knobs) of a stage, validated against the method's own dataclass."""
     from bespoke.methods import METHODS
 
     knobs = dict(stage)
@@ -299,8 +308,8 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int, Acceptance
         raise unknown("method", name, METHODS, where)
     method = METHODS[name]
     rounds = knobs.pop("rounds", 0 if not method.trains else None)
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0:
-        raise UserError(f"{where}: {name} needs rounds, a whole number of zero or more; found {rounds!r}")
+    if rounds != AUTO and (not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 0):
+        raise UserError(f"{where}: {name} needs rounds, a whole number of zero or more, or {AUTO!r}; found {rounds!r}")
     if rounds and not method.trains:
         raise UserError(f"{where}: {name} has no training rounds, it only makes personal models; leave rounds out")
     accept = knobs.pop("accept", None)

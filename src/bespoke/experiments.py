@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from bespoke.config import ExperimentConfig, TransformConfig, check_stage
+from bespoke.config import AUTO, ExperimentConfig, TransformConfig, check_stage
 from bespoke.data.changes import Period, periods
 from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
@@ -26,6 +26,8 @@ from bespoke.privacy.transform import Transform
 from bespoke.stages import Experiment, Stage
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
+MOST_ROUNDS = 300  # of a stage whose rounds are "auto"
+AUTO_EVERY = 5  # rounds between two looks at whether it has converged
 SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
 
 
@@ -98,7 +100,7 @@ def build(
         prepared = prepare(config, population if population is not None else load_population(config))
     population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
-    task = build_task(population.about, config.model.name, **options)
+    task = build_task(population.about, config.model.name, config.safe_steps, **options)
     metric = config.metric or task.metrics[0]
     if metric not in task.metrics:
         raise unknown("metric", metric, task.metrics, "the experiment")
@@ -107,7 +109,8 @@ def build(
         name, rounds, accept, knobs = check_stage(entry, f"stage {place}")
         from bespoke.methods import METHODS
 
-        stages.append(Stage(METHODS[name](task, **knobs), rounds, accept))
+        auto = rounds == AUTO
+        stages.append(Stage(METHODS[name](task, **knobs), MOST_ROUNDS if auto else int(rounds), accept, auto))
         _check_fit(stages[-1].method, task, population, f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     _check_groups(population, stages)
@@ -115,6 +118,7 @@ def build(
     trained = len(split.train.clients)
     size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
+    every = AUTO_EVERY if any(stage.auto for stage in stages) else max(most // 10, 1)
     sampling = config.cohort.model_dump(exclude={"size"})
     for stage in stages:
         if config.transform.clip and stage.method.trains and "delta" not in stage.method.uplink:
@@ -137,7 +141,7 @@ def build(
         sampling=sampling,
         transforms=transforms_of(config.transform),
         privacy=config.privacy,
-        evaluate_every=config.evaluate_every or max(most // 10, 1),
+        evaluate_every=config.evaluate_every or every,
         watched=config.watched,
         engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
         config=resolved(config),
@@ -190,6 +194,10 @@ def _check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: 
             f"the rows of {config.data.source} change after round {earlier[-1].until}, and there are {rounds} rounds "
             "in all; train longer, or change them earlier (data.options)"
         )
+    auto = any(stage.get("rounds") == AUTO for stage in config.stage)
+    if auto and (earlier or config.privacy is not None):
+        why = "rows that come and go" if earlier else "[privacy], which is calibrated to it"
+        raise UserError(f"rounds = {AUTO!r} and {why}: how many rounds there are has to be known; give a number")
     if earlier and config.privacy is not None:
         raise UserError(
             f"[privacy] accounts for clients that may come in every round, and those of {config.data.source} come and "
@@ -205,6 +213,18 @@ def _check_fit(method: Method, task: Any, population: Population, where: str) ->
             f"{where}: {method.name} as it is set needs clients in groups, and "
             f"{population.about.get('name', 'this data')} has none: name a column (--group COLUMN), or set clusters = "
             "'uncertainty'"
+        )
+    if getattr(method, "smooth_only", False) and getattr(task, "hinge", False):
+        raise UserError(
+            f"{where}: {method.name} needs a loss with a second derivative, and that of 'svm' has none; use [model] "
+            "name = 'logistic', or another method"
+        )
+    most = getattr(method, "most_coefficients", 0)
+    coefficients = (task.network.inputs + 1) * max(task.network.outputs - 1, 1) if task.network.is_linear else 0
+    if most and coefficients > most:
+        raise UserError(
+            f"{where}: {method.name} estimates how {coefficients:,} coefficients vary, and takes at most {most}; name "
+            "fewer features (--features), or use another method, such as finetune"
         )
     if method.linear_only and not task.network.is_linear:
         found = type(task.network).__name__.lower()

@@ -1,8 +1,7 @@
 """The contract of a method. Nothing else in the package is needed to read one.
 
-A method is a frozen dataclass of pure functions. The client's see one client and never the server's state, the server's
-never see private state. What leaves a client is declared in `uplink`: traffic and privacy follow from the code.
-"""
+Frozen dataclasses of pure functions: the client's never see the server's state, the server's never see private state.
+What leaves a client is declared in `uplink`. A true leaf `settled` of a server's state ends "auto" rounds."""
 
 from __future__ import annotations
 
@@ -23,6 +22,7 @@ class Reveal(Enum):  # what the server learns of a field that leaves the client
 
 
 class Task(Protocol):  # data joined with a model; knows nothing of federation: see bespoke.models.task
+    def linear(self) -> Any: ...  # the last layer to be solved, or None: see bespoke.models.linear_problem
     def fresh(self, seed: int) -> Params: ...  # a random start, also where the task's own is fixed
     def loss(self, params: Params, batch: Params) -> Tensor: ...
     def gradient(self, params: Params, batch: Params) -> Params: ...
@@ -90,6 +90,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
     trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
     after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
     tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
+    tunes_exact: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the same where its knob solver is "exact"
     hands_on = 1  # how many models `params` gives the next stage, stacked if several; 0: one a group; -1: none
     starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
     linear_only: ClassVar[bool] = False  # it needs a model with one affine layer
@@ -129,8 +130,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what is sent)
         raise NotImplementedError(f"{self.name} has no training rounds")
 
-    def support_batching(self) -> Batching:  # minibatches of the rows a client adapts on
-        return Batching()
+    support_batching = batching  # minibatches of the rows a client adapts on
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:  # private state of one that never trained
         return private

@@ -28,7 +28,7 @@ from bespoke.results import Results
 from bespoke.runfolder import Checkpoint, RunFolder
 from bespoke.sampling import Draw
 from bespoke.scoring import Point, Scoring
-from bespoke.stages import Cohorts, Experiment, Stage, engine_choice, handed_on, restore_empty, stage_key
+from bespoke.stages import Cohorts, Experiment, Stage, engine_choice, flat, handed_on, restore_empty, settled, stage_key
 from bespoke.tensors import Params, Tree
 from bespoke.watcher import Interrupted, Progress, Silent
 
@@ -60,6 +60,7 @@ class Run:
         self.used: State = {}  # in the last one
         self.account: Account | None = None
         self.now = self.experiment.periods[0]  # the rows there are
+        self.curve: list[float | None] = []  # the stage's points of the validation metric
 
     # -- the whole -----------------------------------------------------------------------------------------------------
     def run(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Run:
             self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
             rounds = self.account.rounds(place)
             engine.open(ClientWork(method, self.now.split.train, self.account.around(place)), params)
-        self.state, self.used = engine.start(), {}
+        self.state, self.used, self.curve = engine.start(), {}, []
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
             self.segments = []
@@ -157,6 +158,7 @@ class Run:
             server = restore_empty(server, found.server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.state = found.about.get("state", self.state)
+            self.curve = list(found.about.get("curve", []))
             self.folder.truncate_logs(found.logs)
             self._append(found.about.get("lines", {}))
             self._clear_private()  # segments of a checkpoint that was never finished
@@ -173,6 +175,8 @@ class Run:
         saved = time.monotonic()
         coming = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
         for number in range(begin + 1, rounds + 1):
+            if stage.auto and self._converged(server):
+                break
             began = time.monotonic()
             draw, coming = coming, samplers[experiment.period(place, number + 1)].draw(number + 1)
             change = self.scoring.point(self.now.split, server) if self._enter(engine, place, number) else None
@@ -186,18 +190,26 @@ class Run:
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
-            note = self._log(engine, place, method, number, draw, outcome, server, number == rounds, change)
+            last = number == rounds or (stage.auto and settled(server))
+            note = self._log(engine, place, method, number, draw, outcome, server, last, change)
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
             self.progress.advance(1, note)
             self.after_round(place, number)
             stopping = self.stop()
-            if stopping or number == rounds or time.monotonic() - saved > self.checkpoint_seconds:
+            ended = last or (stage.auto and self._converged(server))
+            if stopping or ended or time.monotonic() - saved > self.checkpoint_seconds:
                 self._save(engine, place, number, server)
                 saved = time.monotonic()
             if stopping:
                 raise Interrupted(f"stopped after round {number} of {rounds}")
         self._share(place, stage, server)
         return server
+
+    def _converged(self, server: Tree) -> bool:
+        """Whether a stage of as many rounds as it takes has had enough; a function of what its checkpoint holds."""
+        if "settled" in server:  # the method knows better than a curve over some clients
+            return settled(server)
+        return flat(self.curve, self.experiment.lower_is_better)
 
     def _enter(self, engine: Engine, place: int, number: int) -> bool:
         """Come to the rows of a round; whether they are others than before."""
@@ -218,6 +230,7 @@ class Run:
             self.segments += engine.save_private(self.folder.path / "private", f"{place:03d}-{number:07d}")
         about = {
             "excluded": dict(self.excluded), **({"state": self.state} if self.state else {}),
+            **({"curve": self.curve} if self.curve else {}),
             **({"lines": lines} if lines else {}),
         }  # fmt: skip
         self.folder.save(Checkpoint(place, number, server, self.folder.log_lengths(), self.segments, about))
@@ -242,6 +255,8 @@ class Run:
         if number == 0 or last or (every and number % every == 0):
             seen = self.scoring.point(self.now.split, server)
         validation = seen.get("validation")
+        if validation:
+            self.curve.append(validation[experiment.metric])
         entry = self.ledger.round(place, number, method, draw, outcome)
         if self.account and outcome:
             entry["noise"] = self.account.noise(place, self.used)

@@ -26,6 +26,8 @@ from bespoke.selection import Acceptance
 from bespoke.tensors import Params, Tree
 
 Cohorts = Sampler | SideBySide
+PATIENCE = 4  # points of a learning curve that have to be no better than those before: it has converged
+IMPROVEMENT = 1e-3  # the part of the metric that counts as better
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Stage:
     """A method and how many rounds it trains; it starts from the parameters of the stage before."""
 
     method: Method
-    rounds: int
+    rounds: int  # at most so many, if `auto`
     accept: Acceptance | None = None  # when a client takes its personal model
+    auto: bool = False  # it ends when validation has stopped improving, or the server's state says that it is settled
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,22 @@ def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
     groups = method.groups(server)
     found = {"groups": groups} if groups is not None else {k: v for k, v in start.items() if k == "groups"}
     return {"params": method.params(server), **found}
+
+
+def settled(server: Tree) -> bool:
+    """Whether a server's state says that there is nothing left to learn."""
+    return bool(server.get("settled", False))
+
+
+def flat(curve: list[float | None], lower_is_better: bool) -> bool:
+    """Whether the last points of a learning curve are no better than those before them; true if it diverged."""
+    if curve and curve[-1] is None:
+        return True
+    values = [value if lower_is_better else -value for value in curve if value is not None]
+    if len(values) <= PATIENCE:
+        return False
+    before, lately = min(values[:-PATIENCE]), min(values[-PATIENCE:])
+    return lately > before - IMPROVEMENT * abs(before)
 
 
 def restore_empty(template: Tree, loaded: Tree) -> Tree:

@@ -31,7 +31,8 @@ Ints = NDArray[np.int64]
 AnyRows = TypeVar("AnyRows", bound=Rows)
 Scores = dict[str, dict[str, NDArray[np.float64]]]  # part -> metric sum -> (clients, candidates)
 
-WHOLE = Batching(size=2**31)  # all of a client's rows as one batch, for scoring
+WHOLE = Batching(size=2**31)  # all of a client's rows as one batch: for scoring, and for fits to convergence
+ROOM = 2**24  # numbers that the padded rows of a chunk may have
 LAUNCH_COST = 12.0  # what starting a step of a chunk costs, in steps of one small client: see docs/speed.md
 
 
@@ -117,7 +118,7 @@ class Host:
         self.private = PrivateTable(self._initial(params))
         # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
-        self.stacks = compiled and work.method.stackable
+        self.stacks = compiled and work.method.stackable and not getattr(task, "safe", False)
         self.plan: Plan | None = None
 
     def _initial(self, params: Params) -> Tree:
@@ -222,16 +223,23 @@ class Host:
         if not self.mode.vectorized:
             # one at a time, so that the memory held is one client's update, whatever the cohort
             return [positions[i : i + 1] for i in range(len(positions))]
+        if layout.batching.size >= WHOLE.size:  # all rows at once: these are padded to the longest
+            return self._alike(positions, layout.sizes)
         if self.mode.gradient == "fused":  # compiled descent never touches padding: no need to sort by steps
             return np.array_split(positions, -(-len(positions) // self.mode.chunk))
         return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
 
     def _alike(self, positions: Ints, rows: Ints) -> list[Ints]:
-        """A chunk cut into clients with about as many rows to score: these are padded to the longest."""
+        """Clients with about as many rows, which are padded to the longest, in chunks that memory has room for."""
         if not self.mode.vectorized or len(positions) == 1:
             return [positions]
-        sizes = 2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))
-        return [positions[part] for part in buckets(sizes.astype(np.int64), self.mode.chunk, LAUNCH_COST)]
+        sizes = (2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))).astype(np.int64)
+        width = self.population.columns["x"][:1].numel() + 1
+        cut: list[Ints] = []
+        for part in buckets(sizes, self.mode.chunk, LAUNCH_COST):
+            pieces = -(-int(sizes[part].max()) * len(part) * width // ROOM)
+            cut += [positions[piece] for piece in np.array_split(part, min(max(pieces, 1), len(part)))]
+        return cut
 
     def _client_round(self, down: Tree, private: Tree, batches: Sliced | Stacked) -> tuple[Tree, Tree]:
         new, up = self.work.method.client_round(down, private, batches)

@@ -18,6 +18,7 @@ from bespoke.methods.group_perfl import GroupPerFL
 from bespoke.methods.hypcluster import HypCluster
 from bespoke.methods.knn_per import KNNPer
 from bespoke.methods.local import Local
+from bespoke.methods.mixed import Mixed
 from bespoke.methods.mocha import Mocha
 from bespoke.methods.mr_mtl import MRMTL
 from bespoke.methods.per_fedavg import PerFedAvg
@@ -26,13 +27,14 @@ from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
 from bespoke.methods.self_fl_clustered import ClusteredSelfFL
+from bespoke.methods.shared import Shared
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        FedAvg, FedProx, Scaffold, Local, FineTune, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto, MRMTL, PFedMe, APFL,
-        Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL, FeatureGroups,
-        FedRep, PFedKM, FedEmbed,
+        FedAvg, Shared, FedProx, Scaffold, Local, FineTune, Mixed, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto,
+        MRMTL, PFedMe, APFL, Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL,
+        FeatureGroups, FedRep, PFedKM, FedEmbed,
     )
 }  # fmt: skip
 
@@ -56,10 +58,12 @@ __all__ = [
     "HypCluster",
     "KNNPer",
     "Local",
+    "Mixed",
     "Mocha",
     "PFedKM",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
     "SelfFL",
+    "Shared",
 ]

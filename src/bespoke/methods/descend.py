@@ -27,6 +27,9 @@ def descend(
     `only`: prefixes of the parameters that move; all of them if empty. A step that merely pads this client to the
     longest of its chunk (live = 0) moves nothing.
     """
+    safe = getattr(task, "safe_rate", None)
+    if safe is not None:
+        lr = safe(params, batches, lr, weight_decay + (pull if anchor is not None else 0.0))
     whole = getattr(task, "descend", None)
     plain = not momentum and (drift is None or anchor is None)
     if whole is not None and plain and all(name.startswith(only) for name in params if only):

@@ -31,6 +31,7 @@ class Ditto(PrivateModel):
     paper = "Li et al., ICML 2021"
     personal = "a private model, trained on the client's own rows and pulled to the shared one"
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.01, 0.1, 1.0)}
+    tunes_exact = {"lr": (0.1, 0.3), "lam": (0.001, 0.01, 0.1, 1.0, 10.0)}
 
     @property
     def own_lr(self) -> float:
@@ -38,15 +39,19 @@ class Ditto(PrivateModel):
 
     @property
     def stackable(self) -> bool:  # type: ignore[override]
-        return not self.momentum and type(self) is Ditto
+        return not self.momentum and type(self) is Ditto and self.solver == "sgd"
 
     def batching(self) -> Batching:
+        if self.solver == "exact":  # the private model is made in the end
+            return super().batching()
         if self.steps_per_round:  # both descents take all of them
             return replace(super().batching(), uses=2)
         return replace(super().batching(), epochs=self.epochs + self.private_epochs)
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         _, up = super().client_round(down, {}, batches.part(0, self.epochs))
+        if self.solver == "exact":
+            return private, up
         begin = 0 if self.order == "original" else self.epochs
         mine = batches.part(begin, begin + self.private_epochs)
         return {"model": self.pulled(private["model"], down["params"], mine)}, up

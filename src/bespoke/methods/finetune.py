@@ -4,20 +4,25 @@ It has no rounds of its own: as a stage after FedAvg (or any other method) it tu
 w, w_1, ..., w_E, the models after each epoch, for every learning rate. Which of them is used is chosen on validation
 data, for all clients together or by each client for itself; epoch 0, the shared model itself, is one of the candidates.
 After a stage that hands on a model for each group, w is that of the client's group.
+
+With `solver = "exact"` there are no rates and epochs: a candidate minimises sum_i loss_i(v) + pull / 2 ||v - w||^2 in
+the last layer (of a linear model: all there is), for each of `pulls` and, for the intercept, of `intercepts`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from bespoke.method import Batches, Batching, Method, Setting, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.grouped import stacked
-from bespoke.tensors import Params, Tree
+from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
+from bespoke.tensors import Params, Tree, take
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class FineTune(Method):
         "global", "who chooses epoch and learning rate: all clients together, each client, or nobody (the last epoch)"
     )
     keep_shared: bool = knob(True, "epoch 0, the shared model, is a candidate too (not so in Motley's cross-silo code)")
+    solver: Solver = knob("sgd", SOLVER)
+    pulls: tuple[float, ...] = knob(
+        (1e-6, 1e-4, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "exact: pulls to the shared model to try, in rows", gt=0
+    )
+    intercepts: tuple[float, ...] = knob((1e-3, 0.1, 1.0, 10.0, 1e3), "exact: the same for the intercept", gt=0)
 
     name = "finetune"
     paper = "Wu et al., Motley, 2022, Section 3.1"
@@ -54,11 +64,15 @@ class FineTune(Method):
         return server.get("groups")
 
     def support_batching(self) -> Batching:
+        if self.solver == "exact":
+            return replace(WHOLE, uses=len(self.pulls) * len(self.intercepts))
         return Batching(
             self.batch_size, self.epochs, reshuffle=self.reshuffle, drop_last=self.drop_last, uses=len(self.lrs)
         )
 
     def candidates(self) -> tuple[str, ...]:
+        if self.solver == "exact":
+            return ("epoch 0", *(f"pull {p:g}, intercept {i:g}" for i in self.intercepts for p in self.pulls))
         epochs = self.epochs_kept()
         return ("epoch 0", *(f"lr {lr:g}, epoch {e}" for lr in self.lrs for e in epochs))
 
@@ -67,6 +81,9 @@ class FineTune(Method):
 
     def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
         yield down["params"]
+        if self.solver == "exact":
+            yield from self.fits(down["params"], support.rows())
+            return
         only = getattr(self.task, "last_layer", ()) if self.part == "last" else ()
         kept = set(self.epochs_kept())
         for lr in self.lrs:
@@ -75,3 +92,17 @@ class FineTune(Method):
                 params = descend(self.task, params, batches, lr=lr, only=only)
                 if epoch in kept:
                     yield params
+
+    def fits(self, shared: Params, rows: Params) -> Iterator[Params]:
+        """The last layer fitted to these rows under every pull."""
+        if self.task.linear().task.kernel_of() == "squares":  # closed form, so all at once
+            each = torch.tensor([[i, p] for i in self.intercepts for p in self.pulls], dtype=torch.float64)
+            fitted = torch.func.vmap(lambda pair: solved(self.task, shared, rows, pair[1], pair[0]))(each)
+            yield from (take(fitted, place) for place in range(len(each)))
+            return
+        for intercept in self.intercepts:
+            found: dict[float, Params] = {}
+            start = shared
+            for pull in sorted(self.pulls, reverse=True):  # from strong to weak, each from the one before
+                start = found[pull] = solved(self.task, shared, rows, pull, intercept, start)
+            yield from (found[pull] for pull in self.pulls)

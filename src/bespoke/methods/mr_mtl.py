@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bespoke.method import Batches
+from bespoke.method import Batches, Batching
 from bespoke.methods.private_model import PrivateModel
+from bespoke.methods.solved import WHOLE
 from bespoke.tensors import Tree
 
 
@@ -23,12 +24,16 @@ class MRMTL(PrivateModel):
     downlink = {"params": "the mean of the clients' models"}
     personal = "a private model, trained on the client's own rows and pulled to the mean of all private models"
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.01, 0.1, 1.0)}
+    tunes_exact = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0)}
 
     @property
     def stackable(self) -> bool:  # type: ignore[override]
-        return not self.momentum and type(self) is MRMTL
+        return not self.momentum and type(self) is MRMTL and self.solver == "sgd"
+
+    def batching(self) -> Batching:
+        return WHOLE if self.solver == "exact" else super().batching()
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        own = self.pulled(private["model"], down["params"], batches)
+        own = self.pulled(private.get("model") or down["params"], down["params"], batches)
         # v_k - w rather than v_k: the same mean, and what clipping bounds is how far a client stands from the others
-        return {"model": own}, self.change(own, down["params"], batches)
+        return dict.fromkeys(private, own), self.change(own, down["params"], batches)

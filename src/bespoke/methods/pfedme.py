@@ -4,7 +4,8 @@ The shared model w minimises the mean of the clients' Moreau envelopes F_k(w) = 
 ||theta - w||^2, whose gradient is lam (w - theta_k(w)). On each batch client k takes K steps of rate eta_p to theta and
 one of rate eta along that gradient; theta is carried over to the next batch. The server mixes the old model with the
 mean of the clients': w <- (1 - beta) w + beta mean_k w_k. In code: K = inner_steps, eta_p = personal_lr, eta = lr,
-beta = server.lr.
+beta = server.lr. With `solver = "exact"` theta_k(w) is the minimum itself, in the last layer, and a round's step along
+the envelope's gradient has the rate 1 / lam: w_k = theta_k(w), so that w settles where it is the mean of the theta_k.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from bespoke.method import Batches, Batching, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.shared_model import SharedModel
+from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
 from bespoke.tensors import Params, Tree, add, scale, subtract
 
 
@@ -27,6 +29,7 @@ class PFedMe(SharedModel):
     personal_lr: float = knob(0.09, "learning rate of the personal model (eta_p); times lam it has to be below 2", gt=0)
     inner_steps: int = knob(5, "steps of the personal model on each batch (K)", ge=1)
     weight_decay: float = knob(0.0, "weight decay of the personal model (0.001 in the authors' code)", ge=0)
+    solver: Solver = knob("sgd", SOLVER)
     adapt_epochs: int | None = knob(None, "epochs in which the personal model is made; as epochs if not given", ge=1)
 
     name = "pfedme"
@@ -35,22 +38,30 @@ class PFedMe(SharedModel):
     personal = "what a round makes of the shared model on the client's own rows, pulled to it"
     unseen = "a client that never trained makes its model from the shared one on its own rows, like all others"
     tunes = {"lr": (0.01, 0.03, 0.1), "lam": (1.0, 15.0), "personal_lr": (0.03, 0.09)}
+    tunes_exact = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0)}
     keep_shared = False
 
     @property
     def stackable(self) -> bool:  # type: ignore[override]
-        return type(self) is PFedMe
+        return type(self) is PFedMe and self.solver == "sgd"
 
     def batching(self) -> Batching:
+        if self.solver == "exact":
+            return WHOLE
         return replace(super().batching(), uses=self.inner_steps)
 
     def support_batching(self) -> Batching:
+        if self.solver == "exact":
+            return WHOLE
         if self.steps_per_round and self.adapt_epochs is None:
             return self.batching()
         return Batching(self.batch_size, self.adapt_epochs or self.epochs, drop_last=self.drop_last)
 
     def local(self, w: Params, batches: Batches) -> tuple[Params, Params]:
         """(w_k, theta_k): the client's copy of the shared model and its personal model after these batches."""
+        if self.solver == "exact":
+            theta = solved(self.task, w, batches.rows(), self.lam * batches.examples)
+            return theta, theta
         theta = w
         for step in range(len(batches)):
             theta = descend(

@@ -71,7 +71,7 @@ _ONLY = {
 GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension")
 
 
-def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> BaseTask:
+def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **options: Any) -> BaseTask:
     """The task for a population described by `about` (see docs/data.md), with the model of this name.
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
@@ -107,12 +107,14 @@ def build_task(about: dict[str, Any], name: str = "auto", **options: Any) -> Bas
         raise UserError(f"model 'svm' separates two classes; the target has {classes}; use 'logistic'")
     network = _network(name, about, inputs, 1 if name == "svm" else classes, options)
     if kind == "regression":
-        return Regression(network, l2=l2, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5)))
+        return Regression(
+            network, l2=l2, safe=safe, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5))
+        )  # fmt: skip
     if kind == "language":
-        return LanguageModel(network, l2=l2, unscored=tuple(about.get("unscored", ())))
+        return LanguageModel(network, l2=l2, safe=safe, unscored=tuple(about.get("unscored", ())))
     metrics = tuple(name for name in Classification.metrics if name != "auc" or classes <= MOST_CLASSES)
     kinds = len(about.get("kinds", ()))
-    return Classification(network, l2=l2, kinds=kinds, hinge=name == "svm", metrics=metrics)
+    return Classification(network, l2=l2, safe=safe, kinds=kinds, hinge=name == "svm", metrics=metrics)
 
 
 def _fitting(about: dict[str, Any]) -> str:

@@ -17,12 +17,14 @@ from torch.nn import functional as F
 
 from bespoke.errors import UserError
 from bespoke.models.conditioned import LastLayer, conditioned
+from bespoke.models.linear_problem import LinearHead, Loss
 from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
 from bespoke.models.token_loss import Head, head_loss
-from bespoke.tensors import Params
+from bespoke.tensors import Params, scale
 
 Gradient = Literal["fused", "closed-form", "func", "autograd"]
+STEEPEST = 10.0  # norm to which gradients are clipped where steps are to be safe
 RAREST = 1e-12  # a class that no neighbour has is taken for so rare, not for impossible: losses stay finite
 
 
@@ -34,6 +36,7 @@ class BaseTask:
     how: Gradient = "autograd"  # the engine chooses: see `gradient`
     l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
     kinds: int = 0  # how many kinds of rows there are, where the data tell them apart (a batch's `kind`)
+    safe: bool = False  # no step overshoots: see `safe_rate` for linear models; elsewhere gradients are clipped
 
     metrics: tuple[str, ...] = ()
     lower_is_better: tuple[str, ...] = ("loss",)
@@ -118,7 +121,22 @@ class BaseTask:
         """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
         if self.how in ("closed-form", "fused") and self.has_closed_form:
             return self._closed_form(params, batch)
-        return self.slopes(lambda p: (self.loss(p, batch),), params)[0]
+        found = self.slopes(lambda p: (self.loss(p, batch),), params)[0]
+        if not self.safe or self.network.is_linear:
+            return found
+        norm = sum((g * g).sum() for g in found.values()) ** 0.5
+        return scale(found, (STEEPEST / norm.clamp(min=1e-12)).clamp(max=1.0))
+
+    def safe_rate(self, params: Params, batches: Any, lr: float | Tensor, more: float | Tensor) -> float | Tensor:
+        """The rate, or the largest at which this client's own rows cannot make a step overshoot, if that is lower.
+
+        `more`: the curvature that pulls and decay add. Known for linear models only; nothing of it leaves the client.
+        """
+        head = self.linear() if self.safe and self.network.is_linear else None
+        if head is None:
+            return lr
+        curvature = head.problem(params, batches.rows()).smoothness(batches.size) + more + self.l2
+        return (1 / curvature).clamp(max=lr).float()
 
     def slopes(self, losses: Callable[..., tuple[Tensor, ...]], *params: Params) -> tuple[Params, ...]:
         """The gradient of the i-th loss for the i-th parameters, the others held; `losses` takes all at once."""
@@ -151,9 +169,13 @@ class BaseTask:
         )  # fmt: skip
         return {"weight": weight, "bias": bias}
 
-    def kernel_of(self) -> str:
-        """The name of the loss in models.kernels."""
+    def kernel_of(self) -> Loss:
+        """The name of the loss in models.kernels and models.linear_problem."""
         raise NotImplementedError
+
+    def linear(self) -> LinearHead | None:
+        """The last layer as something to be solved; None if it is not one affine map under a known loss."""
+        return None
 
     def _closed_form(self, params: Params, batch: Params) -> Params:
         x = self.network.prepare(batch["x"])
@@ -187,7 +209,10 @@ class Regression(BaseTask):
     def descend(self, *arguments: Any) -> Params | None:
         return super().descend(*arguments) if self.factor == 0.5 else None  # the compiled loss is the half
 
-    def kernel_of(self) -> str:
+    def linear(self) -> LinearHead | None:
+        return LinearHead.of(self, 2 * self.factor)
+
+    def kernel_of(self) -> Loss:
         return "squares"
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
@@ -230,7 +255,10 @@ class Classification(BaseTask):
             return (-sign * (sign * outputs[..., 0] < 1))[:, None]
         return F.softmax(outputs, dim=-1) - F.one_hot(y.long(), outputs.shape[-1])
 
-    def kernel_of(self) -> str:
+    def linear(self) -> LinearHead | None:
+        return LinearHead.of(self)
+
+    def kernel_of(self) -> Loss:
         return "hinge" if self.hinge else "softmax"
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
@@ -287,7 +315,7 @@ class LanguageModel(BaseTask):
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
     ) -> Params | None:
         """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
-        plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None
+        plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None and not self.safe
         if self.how != "autograd" or not plain or "head.weight" not in params:
             return None
         head = Head(params["head.weight"], params.get("head.bias"))

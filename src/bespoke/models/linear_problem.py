@@ -1,0 +1,313 @@
+"""A linear model, or the linear last layer of a network, on one client's rows: fitted to convergence instead of by SGD.
+
+    minimise  sum_i loss_i(x_i' v) + 1/2 sum_j pull_j (v_j - anchor_j)^2
+
+v has a row for each output and a column for each input, the intercept first. The loss is a sum over rows, so a pull is
+worth as many rows as its value says: the same pull binds a client with few rows more than one with many. Squares are
+solved in closed form; the cross-entropy by Newton's method or, where it has many coefficients, by accelerated steps in
+the metric of Boehning's bound (1992) on its Hessian, 1/2 (I - 11'/C) kron X'X, which never overshoot and need no rate;
+the hinge by an interior-point method. Everything is in double precision and without branches on values, so that it runs
+for many clients at once under torch.func.vmap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke.models.networks import Network
+from bespoke.tensors import Params
+
+Loss = Literal["squares", "softmax", "hinge"]
+JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
+SMALL = 64  # coefficients up to which the cross-entropy's own Hessian is used
+NEWTON_STEPS, HALVINGS = 15, 6
+SOFTMAX_STEPS = 300
+INTERIOR_STEPS, CENTRED = 40, 1e-10
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """The last layer of a task's model, where it is one affine map under a loss that can be solved."""
+
+    task: Any
+    weight: str  # the names of its parameters
+    bias: str
+    factor: float = 1.0  # squares: of half the squared error
+
+    @classmethod
+    def of(cls, task: Any, factor: float = 1.0) -> LinearHead | None:
+        names = _affine(task.network)
+        return None if names is None else cls(task, *names, factor)
+
+    def problem(self, params: Params, batch: Params) -> LinearProblem:
+        """The fit of the last layer to these rows; the layers below, if there are any, stay as they are."""
+        mask = batch["mask"].double()
+        inputs = torch.cat([torch.ones_like(mask)[:, None], self.task.features(params, batch).double()], dim=1)
+        outputs = params[self.bias].shape[-1]
+        return LinearProblem(
+            inputs * mask[:, None], batch["y"], mask, self.task.kernel_of(), outputs, self.factor, self.task.l2
+        )  # fmt: skip
+
+    def coefficients(self, params: Params) -> Tensor:
+        """The layer as (outputs, 1 + inputs), the intercepts first, in double precision."""
+        return torch.cat([params[self.bias][..., None], params[self.weight]], dim=-1).double()
+
+    def replaced(self, params: Params, v: Tensor) -> Params:
+        """The parameters with this last layer."""
+        kind = params[self.weight].dtype
+        return {**params, self.weight: v[..., 1:].to(kind), self.bias: v[..., 0].to(kind)}
+
+
+@cache
+def _affine(network: Network) -> tuple[str, str] | None:
+    """The names of the last layer's weight and bias; None if it is anything but one affine map."""
+    last = network.last_layer
+    found = {p.dim(): name for name, p in network.init(0).items() if last and name.startswith(last)}
+    return (found[2], found[1]) if sorted(found) == [1, 2] else None
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """One client's rows as the last layer sees them."""
+
+    x: Tensor  # (rows, 1 + inputs): a one, then the last layer's inputs; zero where a row is padding
+    y: Tensor  # (rows,)
+    mask: Tensor  # (rows,)
+    loss: Loss
+    outputs: int
+    factor: float = 1.0  # squares: of half the squared error
+    decay: float = 0.0  # the model's own l2, for each row
+
+    # -- sums over rows ------------------------------------------------------------------------------------------------
+    @cached_property
+    def rows(self) -> Tensor:
+        return self.mask.sum()
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """X'X, the intercept's column first."""
+        return self.x.mT @ self.x
+
+    @cached_property
+    def moment(self) -> Tensor:
+        """X'y of squares, (outputs, 1 + inputs)."""
+        return (self.y.double() @ self.x)[None]
+
+    @cached_property
+    def _targets(self) -> Tensor:
+        hot = F.one_hot(self.y.long(), self.outputs).double()
+        return hot * self.mask[:, None]
+
+    def value(self, v: Tensor) -> Tensor:
+        """The sum of the rows' losses, without pulls and decay."""
+        outputs = self.x @ v.mT
+        if self.loss == "squares":
+            return 0.5 * self.factor * (((outputs[:, 0] - self.y) * self.mask) ** 2).sum()
+        if self.loss == "hinge":
+            return ((1 - _sign(self.y) * outputs[:, 0]).clamp(min=0) * self.mask).sum()
+        return -(F.log_softmax(outputs, -1) * self._targets).sum()
+
+    def gradient(self, v: Tensor) -> Tensor:
+        """The gradient of `value`; of the hinge a subgradient."""
+        outputs = self.x @ v.mT
+        if self.loss == "squares":
+            slope = self.factor * (outputs - self.y[:, None])
+        elif self.loss == "hinge":
+            sign = _sign(self.y)
+            slope = (-sign * (sign * outputs[:, 0] < 1))[:, None]
+        else:
+            slope = F.softmax(outputs, -1) - F.one_hot(self.y.long(), self.outputs)
+        return (slope * self.mask[:, None]).mT @ self.x
+
+    def hessian(self, v: Tensor) -> Tensor:
+        """The Hessian of `value` in v, row by row: (outputs x (1 + inputs)) squared."""
+        if self.loss != "softmax":
+            return self.factor * self.gram  # of the hinge: what stands in for it
+        return self._curved(F.softmax(self.x @ v.mT, -1))
+
+    def _curved(self, p: Tensor) -> Tensor:
+        """The cross-entropy's Hessian at these probabilities: X'(diag(p) - pp')X, a block for each pair of outputs."""
+        weights = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) * self.mask[:, None, None]
+        size = self.outputs * self.x.shape[-1]
+        left = (weights[..., None] * self.x[:, None, None, :]).flatten(1)  # (rows, outputs x outputs x inputs)
+        blocks = (left.mT @ self.x).unflatten(0, (self.outputs, self.outputs, -1))
+        return blocks.permute(0, 2, 1, 3).reshape(size, size)
+
+    # -- the coefficients that the loss can tell -----------------------------------------------------------------------
+    @property
+    def free(self) -> int:
+        """How many rows of coefficients the data can tell: of classes, all but the first one's, which stays zero."""
+        return self.outputs - 1 if self.loss == "softmax" else 1
+
+    def expanded(self, u: Tensor) -> Tensor:
+        """All coefficients (outputs, 1 + inputs) from the free ones, in one row."""
+        v = u.reshape(self.free, -1)
+        return torch.cat([torch.zeros_like(v[:1]), v]) if self.loss == "softmax" else v
+
+    def at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The value, gradient and Hessian in the free coefficients."""
+        v, held = self.expanded(u), (self.outputs - self.free) * self.x.shape[-1]
+        return self.value(v), self.gradient(v).flatten()[held:], self.hessian(v)[held:, held:]
+
+    def mode(self, centre: Tensor, precision: Tensor) -> Tensor:
+        """The free coefficients u of least value + 1/2 (u - centre)' precision (u - centre), by Newton's method."""
+        lengths, u = _lengths(centre), centre
+
+        def objective(u: Tensor) -> Tensor:
+            return self.value(self.expanded(u)) + 0.5 * (u - centre) @ precision @ (u - centre)
+
+        for _ in range(NEWTON_STEPS):
+            _, slope, curved = self.at(u)
+            step = solve_definite(curved + precision, (slope + precision @ (u - centre))[:, None])[:, 0]
+            best = torch.stack([objective(u - length * step) for length in lengths]).argmin()
+            u = u - lengths[best.reshape(1)] * step
+        return u
+
+    def smoothness(self, batch: int) -> Tensor:
+        """The largest curvature that a mean over `batch` random rows is expected to have (Gower et al., 2019).
+
+        It joins the largest eigenvalue over all rows, for large batches, with the largest of a single row.
+        """
+        n = self.rows.clamp(min=1.0)
+        size = torch.minimum(n, torch.tensor(float(batch), dtype=n.dtype))
+        top = torch.linalg.eigvalsh(self.gram / n)[..., -1]
+        longest = (self.x * self.x).sum(-1).amax(-1)
+        rest = (n - 1).clamp(min=1.0) * size
+        joined = n * (size - 1) / rest * top + (n - size) / rest * longest
+        return torch.where(n > 1, joined, longest) * self._steepest
+
+    @property
+    def _steepest(self) -> float:
+        """The largest second derivative of a row's loss in its outputs; the hinge, which has none, takes squares'."""
+        return {"squares": self.factor, "softmax": 0.5, "hinge": 1.0}[self.loss]
+
+    # -- the fit -------------------------------------------------------------------------------------------------------
+    def solve(self, anchor: Tensor, pull: Tensor, start: Tensor | None = None) -> Tensor:
+        """The minimum; `anchor` is (outputs, 1 + inputs), `pull` (1 + inputs,) or a scalar."""
+        decay = self.decay * self.rows
+        pulls = (pull + decay).expand(self.x.shape[-1])
+        centre = torch.where(pulls > 0, pull * anchor / pulls.clamp(min=1e-300), anchor)
+        if self.loss == "squares":
+            return solve_definite(self.factor * self.gram + torch.diag_embed(pulls),
+                                  (self.factor * self.moment + pulls * centre).mT).mT  # fmt: skip
+        begin = centre if start is None else start
+        if self.loss == "hinge":
+            return self._hinge(centre, pulls, begin)
+        if self.outputs == 2:
+            return self._logistic(centre, pulls, begin)
+        fit = self._newton if begin.numel() <= SMALL else self._softmax
+        return fit(centre, pulls, begin)
+
+    def _logistic(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+        """Two classes: only u = v_1 - v_0 is felt by the loss, and the sum of the two rows stays where it is pulled to.
+
+        The pulls on both rows, 1/2 pull (v - anchor)^2 each, are 1/4 pull (u - its anchor)^2 in u. Newton's steps, each
+        of the length, among halvings, that lowers the objective most.
+        """
+        half, centre, u = pulls / 2, anchor[1] - anchor[0], start[1] - start[0]
+        lengths = _lengths(u)
+        for _ in range(NEWTON_STEPS):
+            outputs = self.x @ u
+            p = outputs.sigmoid()
+            slope = ((p - self.y) * self.mask) @ self.x + half * (u - centre)
+            curved = self.x.mT @ (self.x * (p * (1 - p))[:, None]) + torch.diag_embed(half)
+            step = solve_definite(curved, slope[:, None])[:, 0]
+            tried = outputs - lengths[:, None] * (self.x @ step)  # outputs are linear in the length
+            lost = ((F.softplus(tried) - self.y * tried) * self.mask).sum(-1)
+            best = (lost + (half * (u - lengths[:, None] * step - centre) ** 2).sum(-1) / 2).argmin()
+            u = u - lengths[best.reshape(1)] * step
+        middle = (anchor[0] + anchor[1]) / 2
+        return torch.stack([middle - u / 2, middle + u / 2])
+
+    def _softmax(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+        """Nesterov's steps with restarts (O'Donoghue and Candes, 2015) in the metric of the bound."""
+        metric = _definite(0.5 * self.gram + torch.diag_embed(pulls))
+        factor = torch.linalg.cholesky(metric)
+        floor = pulls.clamp(min=JITTER)
+        v = ahead = start
+        time = torch.ones((), dtype=v.dtype)
+        for _ in range(SOFTMAX_STEPS):
+            slope = self.gradient(ahead) + pulls * (ahead - anchor)
+            common = slope.mean(0)  # along it all outputs move alike, which no probability feels
+            step = torch.cholesky_solve((slope - common).mT, factor).mT + common / floor
+            new = ahead - step
+            uphill = ((slope * (new - v)).sum() > 0).to(v.dtype)  # the momentum carries too far: begin again
+            time = time * (1 - uphill) + uphill
+            later = (1 + (1 + 4 * time * time).sqrt()) / 2
+            ahead = new + (1 - uphill) * (time - 1) / later * (new - v)
+            v, time = new, later
+        return v
+
+    def _newton(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+        """The same for several classes."""
+        penalty = torch.diag_embed(pulls.repeat(self.outputs))
+        lengths = _lengths(start)
+        v, hot = start, self._targets
+        for _ in range(NEWTON_STEPS):
+            outputs = self.x @ v.mT
+            p = F.softmax(outputs, -1)
+            slope = ((p * self.mask[:, None] - hot).mT @ self.x) + pulls * (v - anchor)
+            step = solve_definite(self._curved(p) + penalty, slope.reshape(-1, 1)).reshape(v.shape)
+            tried = outputs - lengths[:, None, None] * (self.x @ step.mT)  # outputs are linear in the length
+            held = (pulls * (v - lengths[:, None, None] * step - anchor) ** 2).sum((-1, -2)) / 2
+            best = (held - (F.log_softmax(tried, -1) * hot).sum((-1, -2))).argmin()
+            v = v - lengths[best.reshape(1)] * step
+        return v
+
+    def _hinge(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+        """The dual, a quadratic programme in a box, by an interior-point method.
+
+        v = anchor + K^-1 S'a with K = diag(pulls), S the rows times their signs, and 0 <= a <= 1 one number a row:
+        minimise 1/2 a'S K^-1 S'a - c'a, c = 1 - S anchor. Each step solves a system of 1 + inputs unknowns.
+        """
+        signed = self.x * (_sign(self.y) * self.mask)[:, None]
+        weight = torch.diag_embed(pulls.clamp(min=JITTER))
+        ahead = self.mask - (signed @ anchor.mT)[:, 0]
+        a = torch.full_like(ahead, 0.5)
+        low, high = torch.ones_like(a), torch.ones_like(a)  # multipliers of a >= 0 and of a <= 1
+        for _ in range(INTERIOR_STEPS):
+            gap = (low * a + high * (1 - a)).mean()
+            target = (0.1 * gap).clamp(min=CENTRED)
+            slope = ((signed @ (a @ signed / pulls.clamp(min=JITTER))) - ahead) - target / a + target / (1 - a)
+            barrier = low / a + high / (1 - a)
+            thin = signed / barrier[:, None]
+            inner = solve_definite(weight + signed.mT @ thin, (thin.mT @ -slope)[:, None])[:, 0]
+            move = -slope / barrier - thin @ inner
+            to_low, to_high = target / a - low - low / a * move, target / (1 - a) - high + high / (1 - a) * move
+            reach = torch.stack([_room(a, move), _room(1 - a, -move), _room(low, to_low), _room(high, to_high)]).min()
+            length = (0.995 * reach).clamp(max=1.0)
+            a = (a + length * move).clamp(CENTRED, 1 - CENTRED)
+            low, high = low + length * to_low, high + length * to_high
+        return anchor + (a @ signed / pulls.clamp(min=JITTER))[None]
+
+
+def _lengths(like: Tensor) -> Tensor:
+    """Lengths of a step that are tried: the whole, halvings, and none."""
+    return torch.cat([torch.zeros(1), 0.5 ** torch.arange(HALVINGS)]).to(like.dtype)
+
+
+def _room(value: Tensor, move: Tensor) -> Tensor:
+    """How far one can go along a move until an entry is zero."""
+    return torch.where(move < 0, -value / move.clamp(max=-1e-300), torch.inf).min()
+
+
+def solve_definite(matrix: Tensor, right: Tensor) -> Tensor:
+    """The solution of a symmetric system that is definite, or nearly so."""
+    return torch.cholesky_solve(right, torch.linalg.cholesky(_definite(matrix)))
+
+
+def _definite(matrix: Tensor) -> Tensor:
+    """The matrix with a little on its diagonal: a feature that does not vary, and no pull on it, leave it singular."""
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    size = diagonal.abs().mean(-1, keepdim=True).clamp(min=1e-30)
+    return matrix + torch.diag_embed((JITTER * size).expand_as(diagonal))
+
+
+def _sign(y: Tensor) -> Tensor:
+    return 2.0 * y - 1.0
