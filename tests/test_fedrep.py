@@ -15,7 +15,7 @@ import torch
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
 from bespoke.engines.batches import Orders, Sliced
-from bespoke.method import Cohort, Setting
+from bespoke.method import Batching, Cohort, Setting
 from bespoke.methods import FedRep
 from bespoke.models.networks import MLP
 from bespoke.models.task import Regression
@@ -58,6 +58,39 @@ def test_the_head_is_held_in_every_epoch_of_the_body() -> None:
     assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.07488, rel=1e-5)
     assert private["head"]["head.weight"].item() == pytest.approx(0.8)
     assert private["head"]["head.bias"].item() == pytest.approx(-0.1)
+
+
+def test_decay_by_hand() -> None:
+    """0.5 of decay. Head: p = 1 - 0.1 * (2 + 0.5) = 0.75, c = -0.1. Body: it says 1.4, slope 0.4 * 0.75 = 0.3."""
+    method = FedRep(TASK, lr=0.1, head_epochs=1, weight_decay=0.5)
+    private, up = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))
+    assert private["head"]["head.weight"].item() == pytest.approx(0.75)
+    assert up["delta"]["features.1.weight"].item() == pytest.approx(-0.1 * (0.3 + 0.5 * 2), rel=1e-5)
+    assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.03, rel=1e-5)
+
+
+def test_momentum_by_hand() -> None:
+    """0.25 of momentum. Head: velocities (2, 1), then (0.5 + 1, 0.25 + 0.5): p = 0.65, c = -0.175.
+
+    Body: it says 1.125, slope 0.08125; w = 1.991875, b = -0.008125. Then it says 1.1144375, slope 0.074384375, and the
+    velocity is 0.0203125 + 0.074384375.
+    """
+    method = FedRep(TASK, lr=0.1, head_epochs=2, epochs=2, momentum=0.25)
+    private, up = method.client_round({"params": BODY}, {"head": HEAD}, batches(method))
+    assert private["head"]["head.weight"].item() == pytest.approx(0.65)
+    assert private["head"]["head.bias"].item() == pytest.approx(-0.175)
+    assert up["delta"]["features.1.bias"].item() == pytest.approx(-0.0175946875, rel=1e-4)
+
+
+def test_batches_are_those_of_the_knobs() -> None:
+    """Four epochs of the head and three of the body in a round, in one order of the rows."""
+    method = FedRep(TASK, batch_size=5, head_epochs=4, epochs=3, adapt_epochs=6, drop_last=True, shuffle=False)
+    assert method.batching() == Batching(5, 7, drop_last=True, shuffle=False, reshuffle=False)
+    assert method.support_batching() == Batching(5, 6, drop_last=True, reshuffle=False)
+
+
+def test_a_client_begins_with_the_head_of_the_first_model() -> None:
+    assert FedRep(TASK).init_private({**BODY, **HEAD}) == {"head": HEAD}
 
 
 def test_a_rate_of_its_own_for_the_head() -> None:
