@@ -32,6 +32,7 @@ class Results:
     def write(self, server: Tree, params: Params, excluded: Counter[str], privacy: dict[str, Any]) -> dict[str, Any]:
         """All of it; returns what result.json says. excluded: how often whose update could not be used."""
         self._clients(self._served(server))
+        self._rows()
         if self.experiment.split.kind == "cross-device" and self.final.held_out is not None:
             self._selection(self.final.held_out)
         population, picked = self.experiment.population, self.final.picked
@@ -71,6 +72,15 @@ class Results:
             table[f"baseline_{metric}"] = query.at(Choice(0, {}), metric)
         self.folder.write_table("clients.parquet", table)
 
+    def _rows(self) -> None:
+        """Every query row's part of the metric; the same row has the same number in all runs of these data."""
+        final, population = self.final, self.experiment.population
+        if final.rows is None or final.values is None:
+            return
+        sizes = self.experiment.split.test.query.sizes(final.query.clients)
+        owner = np.repeat([population.ids[c] for c in final.query.clients], sizes)
+        self.folder.write_table("rows.parquet", {"client": owner, "row": final.rows, "value": final.values})
+
     def _selection(self, held_out: ValidationScores) -> None:
         """The validation clients under what was chosen: common rules are made on these, never on query rows."""
         selection = self.experiment.split.selection
@@ -93,7 +103,9 @@ class Results:
             validation = json_number(np.nanmean(final.held_out.at(picked, metric)))
             means = np.nanmean(final.held_out.values(metric), axis=0)
             candidates = {name: json_number(value) for name, value in zip(names, means)}
-        chosen = {"candidate": names[picked.default], "by_client": bool(picked.own)}
+        chosen: dict[str, Any] = {"candidate": names[picked.default], "by_client": bool(picked.own)}
+        if final.who is not None:
+            chosen["who"] = {name: json_number(value) for name, value in final.who.items()}
         silos = experiment.split.kind == "cross-silo"
         return {
             "label": experiment.label, "seed": experiment.seed, "metric": metric,
@@ -104,6 +116,7 @@ class Results:
             "rounds": sum(entry["round"] > 0 for entry in rounds),
             **{name: sum(line[name] for line in lines) for name in ("bytes_down", "bytes_up", "steps")},
             "parameters": count(params), "excluded": dict(sorted(excluded.items())),
+            **({"rows_metric": final.rows_metric} if final.rows_metric else {}),
             "validation": validation, "query": json_number(np.nanmean(final.query.at(picked, metric))),
             "chosen": chosen if len(names) > 1 else {}, "candidates": candidates if len(names) > 1 else {},
             **self._acceptance(), **privacy, "notes": [],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data.splits import Query, Split, Support, Validation
+from bespoke.data.splits import Half, Query, Split, Support, Validation
 from bespoke.engines.engine import Engine
 from bespoke.engines.host import Scores
 from bespoke.errors import UserError
@@ -26,7 +26,9 @@ AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
 Point = dict[str, dict[str, float | None]]  # of the learning curve
 ONE_BY_ONE = 16  # clients examined at a time where they are run one by one
-SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "validation": ValidationScores, "query": QueryScores}
+SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "query": QueryScores}  # all others: ValidationScores
+HALVES = ("first half", "second half")  # of the validation rows
+MOST_VALUES = 2_000_000  # query rows of which each one's part of the metric is kept
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Final:
     held_out: ValidationScores | None  # what is common was chosen on these: of other clients, if some were held out
     plain: Choice  # before each client's look at whether to accept its personal model
     picked: Choice
+    who: dict[str, float] | None = None  # where who chooses was chosen too: what each way gave on the other half
+    rows: Ints | None = None  # the query rows, and each one's part of `rows_metric`
+    values: NDArray[np.float64] | None = None
+    rows_metric: str = ""
 
 
 @dataclass
@@ -60,10 +66,13 @@ class Scoring:
         support = split.selection.support if "query" not in parts else split.test.support
         if self.method.choose == "support":
             parts = {**parts, "support": support}
+        rows = parts.get("validation")
+        if self.method.choose == "auto" and isinstance(rows, Validation):
+            parts = {**parts, **{name: Half.of_rows(rows, odd) for name, odd in zip(HALVES, (False, True))}}
         step = max(len(clients), 1) if self.engine.choice.vectorized else ONE_BY_ONE
         seed = self.experiment.seed
         raw = examined(self.engine, server, clients, support, parts, seed, step, self._done if tell else None)
-        return {part: SCORES[part](clients, sums) for part, sums in raw.items()}
+        return {part: SCORES.get(part, ValidationScores)(clients, sums) for part, sums in raw.items()}
 
     def _done(self, clients: int) -> None:
         self.progress.advance(clients)
@@ -74,6 +83,9 @@ class Scoring:
         """Which candidate each of these clients uses, by the method's rule of who chooses on what."""
         method = self.method
         who: Any = method.choose
+        if who == "auto":
+            tried = self.who(scores)
+            who = "client" if tried and tried["client"] < tried["global"] else "global"
         lower, metric = self.experiment.lower_is_better, self.experiment.metric
         allowed = None if method.keep_shared else list(range(1, len(method.candidates())))
         found: Any = scores.get("support" if who == "support" else "validation")
@@ -82,6 +94,23 @@ class Scoring:
         if who == "support":
             lower, metric = True, "loss"
         return choose(found, metric, lower, who, allowed)
+
+    def who(self, scores: dict[str, AnyScores]) -> dict[str, float] | None:
+        """How all clients together, and each for itself, choose on one half of the validation rows for the other.
+
+        Values are errors: lower is better. None where there are no two halves.
+        """
+        halves = [scores.get(name) for name in HALVES]
+        lower, metric = self.experiment.lower_is_better, self.experiment.metric
+        allowed = None if self.method.keep_shared else list(range(1, len(self.method.candidates())))
+        found: dict[str, list[float]] = {"global": [], "client": []}
+        for chosen, judged in (halves, halves[::-1]):
+            if not (isinstance(chosen, ValidationScores) and isinstance(judged, ValidationScores)):
+                return None
+            for who in found:
+                choice = choose(chosen, metric, lower, who, allowed)  # type: ignore[arg-type]
+                found[who].append(mean_or_diverged(judged, choice, metric))
+        return {who: float(np.mean(values)) * (1 if lower else -1) for who, values in found.items()}
 
     # -- during training -----------------------------------------------------------------------------------------------
     @cached_property
@@ -106,7 +135,7 @@ class Scoring:
         scores = self.examine(split, server, clients, {"validation": rows})
         validation, picked = scores["validation"], self.pick(scores)
         assert isinstance(validation, ValidationScores)
-        means = {m: float(np.nanmean(validation.at(picked, m))) for m in self.experiment.task.metrics}
+        means = {m: mean_or_diverged(validation, picked, m) for m in self.experiment.task.metrics}
         metric, sizes = self.experiment.metric, rows.sizes(clients)
         values = validation.at(picked, metric)
         means[f"weighted_{metric}"] = float(np.nansum(values * sizes) / sizes[~np.isnan(values)].sum())
@@ -124,7 +153,7 @@ class Scoring:
         if not len(clients):
             return None
         scores = self.examine(split, server, clients, {"validation": split.selection.validation})
-        return json_number(np.nanmean(scores["validation"].at(self.pick(scores), self.experiment.metric)))
+        return json_number(mean_or_diverged(scores["validation"], self.pick(scores), self.experiment.metric))
 
     def final(self, server: Tree, title: str) -> Final:
         """Make the personal models of all tested clients, choose among them, and score what was chosen."""
@@ -149,7 +178,19 @@ class Scoring:
         picked = plain
         if rule is not None:
             picked = accepted(plain, rule, own, split.test.support.sizes(clients), clients, metric, lower)
-        return Final(query, own, common, plain, picked)
+        who = self.who(held_out) if self.method.choose == "auto" else None
+        return Final(query, own, common, plain, picked, who, *self._values(server, clients, picked))
+
+    def _values(self, server: Tree, clients: Ints, picked: Choice) -> tuple[Any, Any, str]:
+        """Every query row's part of the metric, of tables: by these a client's own noise is seen."""
+        experiment, query = self.experiment, self.experiment.split.test.query
+        metric = experiment.task.row_metric(experiment.metric)
+        rows, _ = query.of(clients)
+        if metric is None or experiment.population.about.get("input", "table") != "table" or len(rows) > MOST_VALUES:
+            return None, None, ""
+        key, support = int(mix("personalize", experiment.seed)), experiment.split.test.support
+        values = self.engine.values(server, clients, support, query, picked.of(clients), metric, key)
+        return rows, values, metric
 
 
 def examined(
@@ -182,6 +223,18 @@ def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
             ]
             joined.setdefault(part, {})[metric] = np.concatenate(blocks)
     return joined
+
+
+def mean_or_diverged(scores: AnyScores, choice: Choice, metric: str) -> float:
+    """The mean over clients; NaN if one that was tested has no finite loss, for then training diverged.
+
+    A client's metric may be undefined by nature (an AUC of one class); its loss is not.
+    """
+    tested = scores.at(choice, "count") > 0
+    values, losses = scores.at(choice, metric)[tested], scores.at(choice, "loss")[tested]
+    if not np.isfinite(losses).all() or np.isinf(values).any() or not np.isfinite(values).any():
+        return float("nan")
+    return float(np.nanmean(values))
 
 
 def json_number(value: Any) -> float | None:

@@ -69,6 +69,28 @@ class Validation(Rows):
     """Rows on which anything may be chosen: hyper-parameters, epochs, personal models."""
 
 
+@dataclass(frozen=True)
+class Half(Validation):
+    """Every other row of each client's validation rows: to choose on one half and to be judged on the other."""
+
+    odd: bool = False
+
+    @classmethod
+    def of_rows(cls, rows: Validation, odd: bool) -> Half:
+        return cls(rows.population, rows.clients, rows.part, odd)
+
+    def of(self, clients: Ints) -> tuple[Ints, Ints]:
+        rows, sizes = super().of(clients)
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return rows[place % 2 == self.odd], self._halved(sizes)
+
+    def sizes(self, clients: Ints | None = None) -> Ints:
+        return self._halved(super().sizes(clients))
+
+    def _halved(self, sizes: Ints) -> Ints:
+        return (sizes + (not self.odd)) // 2
+
+
 class Query(Rows):
     """Rows on which results are reported. Nothing is ever chosen on them."""
 

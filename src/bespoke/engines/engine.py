@@ -238,6 +238,26 @@ class Engine:
                     table[share] = values
         return out
 
+    def values(
+        self, server: Tree, clients: Ints, support: Support, query: Query, chosen: Ints, metric: str, key: int
+    ) -> NDArray[np.float64]:
+        """Each query row's part of the metric under the candidate chosen for its client, in the order of `query.of`."""
+        method = self.work.method
+        shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
+        if self.host:
+            return self.host.values(shared, own, clients, support, query, chosen, metric, key, rows)
+        sizes = query.sizes(clients)
+        shares, begins = self._shares(clients, support.sizes(clients) + 1), np.cumsum(sizes) - sizes
+        for worker, share in zip(self.workers, shares):
+            mine = take(own, torch.from_numpy(share)) if own else None
+            arguments = (support, query, chosen[share], metric, key, _some(rows, share))
+            worker.start("values", shared, mine, clients[share], *arguments)
+        out = np.full(int(sizes.sum()), np.nan)
+        for answer, share in zip(self._answers(), shares):
+            places = [np.arange(begins[i], begins[i] + sizes[i]) for i in share]
+            out[np.concatenate([np.zeros(0, np.int64), *places])] = answer
+        return out
+
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
         """One client's chosen personal model."""
         shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))

@@ -354,6 +354,55 @@ class Host:
         others = {name: stacked.mapped() for name, stacked in examined.items()}
         return torch.func.vmap(one)(own, private, batches.mapped(), others)
 
+    def values(
+        self, shared: Tree, own: Tree | None, clients: Ints, support: Support, query: Query, chosen: Ints, metric: str,
+        key: int, rows: Ints | None = None,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Each query row's part of the metric under the candidate chosen for its client, in the order of `query.of`."""
+        self._use_threads()
+        orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
+        scored = Orders.draw(self._held(query), clients, WHOLE, None)
+        out, picked = np.full(int(scored.sizes.sum()), np.nan), torch.from_numpy(chosen)
+        trained = self.private.holds(clients)
+        for new in (False, True):
+            for some in self._chunks(orders.layout, (trained != new) & (scored.sizes > 0)):
+                for positions in self._alike(some, scored.sizes):
+                    private, _ = self._parted(self.private.read(clients[positions]))
+                    common, mine = _sent(shared, own, rows, positions)
+                    found = self._chosen_values(
+                        common, mine, private, orders, scored, positions, picked[positions], metric, new
+                    )
+                    for place, values in zip(positions, found):
+                        begin, size = scored.layout.begins[place], scored.sizes[place]
+                        out[begin : begin + size] = values[:size].double().numpy()
+        return out
+
+    def _chosen_values(
+        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: Orders, positions: Ints, chosen: Tensor,
+        metric: str, new: bool,
+    ) -> Tensor | list[Tensor]:  # fmt: skip
+        """A row of values for each of these clients."""
+        method, task = self.work.method, self.work.method.task
+
+        def one(down: Tree, private: Tree, batches: Any, rows: Params, pick: Tensor) -> Tensor:
+            kept = torch.zeros_like(rows["mask"])
+            models = self._models(down, private, batches, new)
+            for place, outputs in enumerate(method.outputs(models, {"query": rows})):
+                kept = torch.where(pick == place, task.row_values(outputs["query"], rows, metric), kept)  # type: ignore[attr-defined]
+            return kept
+
+        if not self.mode.vectorized:
+            return [
+                one({**shared, **take(own, i)}, take(private, i), orders.sliced(p), scored.sliced(p).rows(), chosen[i])
+                for i, p in enumerate(positions)
+            ]
+        batches, rows = orders.stacked(positions), scored.stacked(positions)
+
+        def mapped(own: Tree, private: Tree, mine: Any, theirs: Any, pick: Tensor) -> Tensor:
+            return one({**shared, **own}, private, batches.of_client(mine), rows.of_client(theirs).rows(), pick)
+
+        return torch.func.vmap(mapped)(own, private, batches.mapped(), rows.mapped(), chosen)
+
     def personal(
         self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int,
         rows: Ints | None = None,

@@ -38,8 +38,10 @@ class FineTune(Method):
     drop_last: bool = knob(False, "leave out the last, partial batch")
     reshuffle: bool = knob(False, "draw the batches anew for every epoch (not so in Motley's cross-device code)")
     part: Literal["all", "last"] = knob("all", "what is trained: all layers, or the last one")
-    choose: Literal["global", "client", "last"] = knob(
-        "global", "who chooses epoch and learning rate: all clients together, each client, or nobody (the last epoch)"
+    choose: Literal["global", "client", "last", "auto"] = knob(
+        "global",
+        "who chooses among candidates: all clients together, each client, nobody (the last one), or whichever of the "
+        "first two is better on validation rows (auto)",
     )
     keep_shared: bool = knob(True, "epoch 0, the shared model, is a candidate too (not so in Motley's cross-silo code)")
     solver: Solver = knob("sgd", SOLVER)

@@ -394,7 +394,8 @@ class Mixed(Method):
         outputs = self.task.predict(personal, batch)
         if self._classes():
             return outputs
-        x = self.task.linear().problem(personal, batch).x
+        inputs = self.task.features(personal, batch).double()
+        x = torch.cat([torch.ones_like(inputs[:, :1]), inputs], dim=1)
         variance = (x @ personal["covariance"] * x).sum(-1) + personal["noise"]
         return torch.cat([outputs, variance.clamp(min=0.0).sqrt().to(outputs.dtype)[..., None]], dim=-1)
 
@@ -402,7 +403,7 @@ class Mixed(Method):
     def _classes(self) -> int:
         """How many classes there are; 0 of a regression."""
         head = self.task.linear()
-        return 0 if head.task.kernel_of() == "squares" else head.task.network.outputs
+        return 0 if head.task.kernel_of() == "squares" else head.outputs
 
     def _free(self, coefficients: Tensor) -> Tensor:
         """The first class's stay zero: only differences between classes are felt."""

@@ -38,20 +38,20 @@ class LinearHead:
     task: Any
     weight: str  # the names of its parameters
     bias: str
+    outputs: int
     factor: float = 1.0  # squares: of half the squared error
 
     @classmethod
     def of(cls, task: Any, factor: float = 1.0) -> LinearHead | None:
-        names = _affine(task.network)
-        return None if names is None else cls(task, *names, factor)
+        found = _affine(task.network)
+        return None if found is None else cls(task, *found, factor)
 
     def problem(self, params: Params, batch: Params) -> LinearProblem:
         """The fit of the last layer to these rows; the layers below, if there are any, stay as they are."""
         mask = batch["mask"].double()
         inputs = torch.cat([torch.ones_like(mask)[:, None], self.task.features(params, batch).double()], dim=1)
-        outputs = params[self.bias].shape[-1]
         return LinearProblem(
-            inputs * mask[:, None], batch["y"], mask, self.task.kernel_of(), outputs, self.factor, self.task.l2
+            inputs * mask[:, None], batch["y"], mask, self.task.kernel_of(), self.outputs, self.factor, self.task.l2
         )  # fmt: skip
 
     def coefficients(self, params: Params) -> Tensor:
@@ -65,11 +65,12 @@ class LinearHead:
 
 
 @cache
-def _affine(network: Network) -> tuple[str, str] | None:
-    """The names of the last layer's weight and bias; None if it is anything but one affine map."""
+def _affine(network: Network) -> tuple[str, str, int] | None:
+    """The names of the last layer's weight and bias, and its outputs; None if it is anything but one affine map."""
     last = network.last_layer
-    found = {p.dim(): name for name, p in network.init(0).items() if last and name.startswith(last)}
-    return (found[2], found[1]) if sorted(found) == [1, 2] else None
+    layer = {name: p for name, p in network.init(0).items() if last and name.startswith(last)}
+    names = {p.dim(): name for name, p in layer.items()}
+    return (names[2], names[1], len(layer[names[1]])) if len(layer) == 2 and sorted(names) == [1, 2] else None
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,14 @@ class BaseTask:
     def score(self, outputs: Tensor, batch: Params) -> Params:
         raise NotImplementedError
 
+    def row_metric(self, metric: str) -> str | None:
+        """The metric that rows have a part in, so that a client's value is their mean; the loss where it has none."""
+        return None
+
+    def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
+        """Each row's part of a metric."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Regression(BaseTask):
@@ -214,6 +222,16 @@ class Regression(BaseTask):
 
     def kernel_of(self) -> Loss:
         return "squares"
+
+    def row_metric(self, metric: str) -> str | None:
+        return metric if metric in ("mse", "half_mse", "mae") else "loss"
+
+    def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
+        error = outputs[..., 0] - batch["y"]
+        if metric == "mae":
+            return error.abs() * self.unit
+        factor = {"mse": self.unit**2, "half_mse": self.unit**2 / 2, "loss": self.factor}[metric]
+        return factor * error * error
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         mask = batch["mask"]
@@ -260,6 +278,16 @@ class Classification(BaseTask):
 
     def kernel_of(self) -> Loss:
         return "hinge" if self.hinge else "softmax"
+
+    def row_metric(self, metric: str) -> str | None:
+        return metric if metric in ("accuracy", "error") else "loss"
+
+    def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
+        if metric == "loss":
+            return self.example_losses(outputs, batch["y"])
+        chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
+        right = (chosen == batch["y"]).float()
+        return right if metric == "accuracy" else 1 - right
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         y, mask = batch["y"], batch["mask"]
