@@ -1,0 +1,377 @@
+"""What to know of a table before its results are believed: leaks, ids, duplicates, clients that are the same, few rows.
+
+Everything is looked for on a limited number of rows of evenly chosen clients, so that it takes a fraction of a second.
+What is found is said and never acted upon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespoke.data.population import Population
+from bespoke.data.splits import Rows, Split
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+ROWS = 100_000  # looked at for duplicates and ids
+CELLS = 1_000_000  # rows times features looked at for leaks
+EXPLAINED = 0.99  # of the target's variance, or of its classes, by one column: then it is taken for the target itself
+JUDGED = 0.8  # of the rows have to lie where the curve of other clients is known
+PIECES = 512  # of the curve that is fitted to one column
+AGREEING = 0.75  # of those with equal features, beyond chance, have to agree in the target to be called duplicates
+_NAMED = re.compile(r"(?i:(^|[^a-z])(id|code|zip|zipcode|postcode|fips|sic)($|[^a-z]))|[a-z]I[Dd]$")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that was found in the data; `kind` is leak, id, codes, duplicates, same clients or few rows."""
+
+    kind: str
+    severity: Literal["serious", "note"]
+    text: str
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def check(population: Population, split: Split) -> list[Check]:
+    """All that is found in a table, the most serious first; rows of other kinds are not looked at.
+
+    The population is as it was loaded (not standardized), the split one of it.
+    """
+    x = population.columns["x"]
+    if population.about.get("input", "table") != "table" or x.dtype != torch.float32 or x.dim() != 2:
+        return []
+    names = list(population.about.get("features", map(str, range(x.shape[1]))))
+    columns = _columns(names)
+    leaks = _leaks(population, split, columns)
+    # rows that are equal in a leak agree in the target whatever they are: that would say nothing of duplicates
+    looked = _Looked.at(population, [place for column in columns.keys() - leaks for place in columns[column]])
+    found = [*_said(leaks, population), *looked.duplicates(split), *looked.same_clients(), *looked.ids(), *_few(split)]
+    return sorted(found, key=lambda one: one.severity != "serious")
+
+
+# Columns that are nearly the target
+
+
+def _leaks(population: Population, split: Split, columns: dict[str, list[int]]) -> dict[str, float]:
+    """Columns that alone, and by the same rule at every client, tell the target: how much of it."""
+    regression = population.about.get("task") == "regression"
+    classes = len(population.about.get("classes", ()))
+    rows, owner = _some(split.train, CELLS // max(population.columns["x"].shape[1], classes, 1))
+    fold = owner % 2 == 1
+    if len(rows) < 30 or not fold.any() or fold.all():
+        return {}
+    x = population.columns["x"][torch.from_numpy(rows)].numpy().astype(np.float64)
+    y = population.columns["y"][torch.from_numpy(rows)].numpy()
+    judge = _Regression.of(y.astype(np.float64), owner) if regression else _Classes.of(y)
+    told = {}
+    for column, places in columns.items():
+        values = x[:, places[0]] if len(places) == 1 else _codes(x[:, places])
+        if (explained := judge.explained(values, fold)) > EXPLAINED:
+            told[column] = explained
+    return told
+
+
+def _said(leaks: dict[str, float], population: Population) -> Iterator[Check]:
+    target = str(population.about.get("target", "the target"))
+    for column, explained in leaks.items():
+        what = f"explains {_percent(explained)} % of the variance of {target}"
+        if population.about.get("task") != "regression":
+            what = f"tells the class of {_percent(explained)} % of the rows"
+        yield Check(
+            "leak", "serious",
+            f"The column {column} alone {what}, at clients it was not fitted to: is it known before {target} is? If "
+            "not, leave it out (--features).",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Regression:
+    y: Floats
+    overall: Floats  # each row's square about the mean
+    within: Floats  # about its client's mean
+
+    @classmethod
+    def of(cls, y: Floats, owner: Ints) -> _Regression:
+        means = np.bincount(owner, y) / np.maximum(np.bincount(owner), 1)
+        return cls(y, (y - y.mean()) ** 2, (y - means[owner]) ** 2)
+
+    def explained(self, values: Floats, fold: Bools) -> float:
+        """The share of the variance; zero where within clients, too, the column does not tell nearly all of it.
+
+        So a column that goes with the size of a client, as employment with product, is not taken for the target.
+        """
+        missed = (self.y - _crossed(values, self.y, fold)) ** 2
+        judged = ~np.isnan(missed)
+        if judged.mean() < JUDGED:
+            return 0.0
+        error, overall, within = (float(part[judged].sum()) for part in (missed, self.overall, self.within))
+        return 1 - error / overall if error < 10 * (1 - EXPLAINED) * (within or overall) else 0.0
+
+
+@dataclass(frozen=True)
+class _Classes:
+    y: Ints
+    indicators: list[Floats]
+    rest: float  # the share of rows that are not of the most frequent class
+
+    @classmethod
+    def of(cls, y: Ints) -> _Classes:
+        kinds = np.unique(y)
+        indicators = [(y == kind).astype(np.float64) for kind in kinds]
+        return cls(np.searchsorted(kinds, y), indicators, 1 - max(one.mean() for one in indicators))
+
+    def explained(self, values: Floats, fold: Bools) -> float:
+        """The share of classes that are told; zero unless a fifth of what a constant misses is missed at most."""
+        curves = np.stack([_crossed(values, one, fold) for one in self.indicators])
+        judged = ~np.isnan(curves[0])
+        if judged.mean() < JUDGED:
+            return 0.0
+        missed = float((curves.argmax(0) != self.y)[judged].mean())
+        return 1 - missed if missed < self.rest / 5 else 0.0
+
+
+def _crossed(values: Floats, y: Floats, fold: Bools) -> Floats:
+    """Each half of the clients as predicted by a curve through the other half: the mean of y along `values`.
+
+    NaN outside of the other half's values: what lies beyond a curve's ends says nothing of it.
+    """
+    lowest = np.nanmin(values, initial=0.0)
+    values = np.where(np.isnan(values), lowest - 1.0, values)  # a missing value is a value of its own
+    out = np.empty_like(y)
+    for half in (fold, ~fold):
+        known, inverse = np.unique(values[half], return_inverse=True)
+        counts = np.bincount(inverse)
+        if len(known) > PIECES:
+            piece = np.minimum((np.cumsum(counts) - 1) * PIECES // len(inverse), PIECES - 1)
+            _, piece = np.unique(piece, return_inverse=True)
+            known = np.bincount(piece, known * counts) / np.bincount(piece, counts)
+            inverse = piece[inverse]
+            counts = np.bincount(inverse)
+        means = np.bincount(inverse, y[half]) / counts
+        out[~half] = np.interp(values[~half], known, means, left=np.nan, right=np.nan)
+    return out
+
+
+def _columns(names: list[str]) -> dict[str, list[int]]:
+    """The places of the features that one column of the table was made into: a category has an indicator a level."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name.split(" = ")[0], []).append(place)
+    return places
+
+
+def _codes(indicators: Floats) -> Floats:
+    """The level of a category, zero where no indicator says one."""
+    return np.where((indicators > 0).any(1), indicators.argmax(1) + 1.0, 0.0)
+
+
+# Columns that are ids or codes, rows and clients that occur twice
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """The rows of evenly chosen clients, and numbers that equal rows share."""
+
+    population: Population
+    clients: Ints
+    owner: Ints  # of each row, a place in `clients`
+    rows: Ints  # ascending
+    x: Hashes
+    y: Hashes
+
+    @classmethod
+    def at(cls, population: Population, features: list[int]) -> _Looked:
+        """What there is to see in these features."""
+        clients = _spread(np.arange(len(population)), population.sizes(), ROWS)
+        sizes = population.sizes(clients)
+        rows = np.repeat(population.offsets[clients] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
+        chosen = torch.from_numpy(rows)
+        x, y = population.columns["x"][chosen][:, sorted(features)], population.columns["y"][chosen][:, None]
+        owner = np.repeat(np.arange(len(clients)), sizes)
+        return cls(population, clients, owner, rows, _hashes(x.numpy()), _hashes(y.numpy()))
+
+    def ids(self) -> Iterator[Check]:
+        """Whole numbers that may be no quantities: those that number rows or clients, codes, years."""
+        about, clients, codes = self.population.about, len(self.clients), []
+        for place in np.flatnonzero(about.get("numeric", [])).tolist():
+            name = about["features"][place]
+            values = self.population.columns["x"][:, place][torch.from_numpy(self.rows)].numpy().astype(np.float64)
+            there = ~np.isnan(values)
+            values, owner = values[there], self.owner[there]
+            if not len(values) or (values != np.round(values)).any():
+                continue
+            different, code = np.unique(values, return_inverse=True)
+            count, width = len(different), different[-1] - different[0] + 1
+            named = bool(_NAMED.search(name))
+            advice = "and is taken as a number; if it is an id, leave it out (--features)."
+            if len(values) >= 50 and count >= 0.9 * len(values) and (named or width <= 2 * len(values)):
+                yield Check(
+                    "id", "note",
+                    f"The column {name} has a whole number of its own in nearly every row ({count:,} different ones in "
+                    f"{len(values):,} rows) {advice}",
+                )  # fmt: skip
+            elif count == clients >= 5 and (named or width <= 2 * clients) and _one_each(owner, code, clients):
+                yield Check("id", "note", f"The column {name} numbers the clients, one whole number for each, {advice}")
+            elif count >= 3 and len(values) >= 5 * count and (named or _gaps(different) or _years(different)):
+                codes.append(f"{name} ({different[0]:.0f} to {different[-1]:.0f}, {count} different)")
+        if codes:
+            yield Check(
+                "codes", "note",
+                f"Taken as numbers, though they look like codes or years: {', '.join(codes)}. If the difference of two "
+                "values means nothing, make texts of them: then each value gets an indicator.",
+            )  # fmt: skip
+
+    def duplicates(self, split: Split) -> Iterator[Check]:
+        """Rows that are tested and, value for value, trained on as well: more of them than chance makes."""
+        query = self._places([split.test.query])
+        known = self._places([split.train, split.test.support])
+        if not len(query) or not len(known):
+            return
+        both = self.x * np.uint64(3) + self.y
+        alike = _counts(self.x[known], self.x[query])  # training rows of the same features
+        agreeing = _counts(both[known], both[query])
+        usual = _counts(self.y[known], self.y[query]) / len(known)  # how frequent the row's target is
+        if not _are_copies(alike, agreeing, usual, max(5, 0.01 * len(query))):
+            return
+        share = float((agreeing > 0).mean())
+        yield Check(
+            "duplicates", "serious" if share >= 0.05 else "note",
+            f"{_percent(share)} % of the test rows are training rows as well, with the same features and target: "
+            "results are too good by as much as a model remembers rows. Remove rows that occur twice from the table.",
+        )  # fmt: skip
+
+    def same_clients(self) -> Iterator[Check]:
+        """Clients with the same rows in any order, at least three different ones, more of them than chance makes."""
+        both = _mixed(self.x * np.uint64(3) + self.y)
+        _, row = np.unique(both, return_inverse=True)
+        pairs = np.unique(self.owner * len(row) + row) // len(row)
+        varied = np.bincount(pairs, minlength=len(self.clients)) >= 3
+        if not varied.any():
+            return
+        frequency = _counts(self.y, self.y) / len(self.y)
+        x, whole = np.zeros((2, len(self.clients)), np.uint64)
+        np.add.at(x, self.owner, self.x)
+        np.add.at(whole, self.owner, both)
+        usual = np.exp(np.bincount(self.owner, np.log(frequency), minlength=len(self.clients)))
+        x, whole, usual = x[varied], whole[varied], usual[varied]
+        twins = _counts(whole, whole) - 1
+        if not _are_copies(_counts(x, x) - 1, twins, usual, 1):
+            return
+        same = twins > 0
+        first = np.flatnonzero(whole == whole[same][0])[:2]
+        shown = " and ".join(str(self.population.ids[int(place)]) for place in self.clients[varied][first])
+        yield Check(
+            "same clients", "serious",
+            f"{int(same.sum()):,} clients have exactly the rows of another ({shown}, for two): is the client column "
+            "the right one? What one is tested on, another was trained on.",
+        )  # fmt: skip
+
+    def _places(self, parts: list[Rows]) -> Ints:
+        """Where the rows of these parts lie among those looked at."""
+        rows = [part.of(np.intersect1d(part.clients, self.clients))[0] for part in parts]
+        return np.searchsorted(self.rows, np.unique(np.concatenate(rows)))
+
+
+def _are_copies(alike: Ints, agreeing: Ints, usual: Floats, least: float) -> bool:
+    """Whether things with the same features agree in their targets as only copies do.
+
+    alike: how many others have the same features; agreeing: how many of them the same target, too; usual: how frequent
+    a thing's target is, which is the share of the others that would agree by chance.
+    """
+    equal = alike > 0
+    chance = float(usual[equal].sum())
+    surplus = float((agreeing[equal] / alike[equal]).sum()) - chance
+    return surplus > least and surplus >= AGREEING * (int(equal.sum()) - chance)
+
+
+def _one_each(owner: Ints, code: Ints, clients: int) -> bool:
+    """Whether every client has one code."""
+    return len(np.unique(owner * clients + code)) == clients
+
+
+def _gaps(different: Floats) -> bool:
+    """Whether these are few numbers of several digits, far from filling their range and not round: 1101, 1102, 2301."""
+    few = len(different) <= 200 and different[0] >= 1000 and different[-1] < 1e6
+    sparse = different[-1] - different[0] + 1 > 2 * len(different)
+    return bool(few and sparse and (different % 10 == 0).mean() < 0.5)
+
+
+def _years(different: Floats) -> bool:
+    return bool(different[0] >= 1800 and different[-1] <= 2100)
+
+
+def _hashes(values: NDArray[Any]) -> Hashes:
+    """A number for each row that equal rows share."""
+    if values.dtype.kind == "f":  # of the two zeros of floats one is taken, and one NaN
+        values = np.where(np.isnan(values), np.nan, values + 0.0).astype(np.float64).view(np.uint64)
+    total = np.zeros(len(values), np.uint64)
+    for part in values.T:
+        total = _mixed(total * np.uint64(0x9E3779B97F4A7C15) + part.astype(np.uint64))
+    return total
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finalizer of SplitMix64 (Steele et al. 2014): sums of such numbers tell sets apart."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _counts(among: Hashes, of: Hashes) -> Ints:
+    """How often each of these occurs among those."""
+    known, times = np.unique(among, return_counts=True)
+    place = np.minimum(np.searchsorted(known, of), len(known) - 1)
+    return np.where(known[place] == of, times[place], 0)
+
+
+# Few rows
+
+
+def _few(split: Split) -> Iterator[Check]:
+    """Too few rows, or too few clients, to say much."""
+    trained, tested = split.test.support.sizes(), split.test.query.sizes()
+    if len(tested) < 6:
+        yield Check(
+            "few rows", "serious",
+            f"{len(tested)} clients are tested: with fewer than six no test over clients can tell a difference from "
+            "chance (at 5 %).",
+        )  # fmt: skip
+    scarce = (trained < 3) | (tested < 2)
+    if len(tested) and scarce.mean() > 0.5:
+        yield Check(
+            "few rows", "serious" if tested.sum() < 100 else "note",
+            f"{_percent(float(scarce.mean()))} % of the clients have fewer than three rows to learn from or fewer than "
+            f"two to be tested on ({int(tested.sum()):,} test rows in all): of single clients nothing can be said.",
+        )  # fmt: skip
+
+
+# Rows to look at
+
+
+def _some(part: Rows, most: int) -> tuple[Ints, Ints]:
+    """About so many rows of a part of the split, of evenly chosen clients, and whose each is (0, 1, ...)."""
+    clients = _spread(part.clients, part.sizes(), most)
+    rows, sizes = part.of(clients)
+    return rows, np.repeat(np.arange(len(clients)), sizes)
+
+
+def _spread(clients: Ints, sizes: Ints, most: int) -> Ints:
+    """Every k-th client, so that they have about so many rows."""
+    return clients[:: max(1, -(-int(sizes.sum()) // most))]
+
+
+def _percent(share: float) -> str:
+    """To a tenth, and never 100 if it is less."""
+    return "100" if share == 1 else f"{min(100 * share, 99.9):.1f}".removesuffix(".0")
