@@ -75,6 +75,15 @@ def test_the_common_model_in_row_0_never_moves(server: Any) -> None:
         assert ended["optimizer"]["moment"]["bias"].flatten()[[0, 2]].tolist() == [0.0, 0.0]
 
 
+def test_a_round_says_how_many_groups_came_and_how_small_the_smallest_was() -> None:
+    """Of groups of one, two and three clients those of the last two come; a client of no known group is in none."""
+    made = GroupFL(LINE)
+    began = made.begin(LINE.init(0), torch.tensor([0, 1, 2, 2, 3, 3, 3]), 3)
+    assert made.observe(began, Cohort({}, {}, (0, 2, 3, 4, 5, 6))) == {"groups": 2, "smallest_group": 2}
+    assert made.observe(began, Cohort({}, {}, (1,))) == {"groups": 1, "smallest_group": 1}
+    assert made.observe(began, Cohort({}, {}, (0,))) == {"groups": 0, "smallest_group": 0}
+
+
 def experiment(population: Population, *stages: Stage, **more: Any) -> Experiment:
     split = more.pop("split", None) or cross_silo(population, (0.6, 0.2, 0.2), seed=1)
     return Experiment("groups", population, split, LINE, stages, "mse", cohort=more.pop("cohort", CLIENTS), **more)

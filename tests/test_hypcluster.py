@@ -103,6 +103,12 @@ def test_starts_of_a_network_and_a_warm_start() -> None:
     assert all(torch.equal(found[name], leaf) for name, leaf in warm.items())
 
 
+def test_a_start_with_a_single_number_is_no_model_of_zeros() -> None:
+    task = Regression(Linear(2))
+    given = {"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.zeros(1)}
+    assert Ensemble(task).init_server(given)["params"]["weight"][0].tolist() == [[1.0, 0.0]]
+
+
 def test_linear_models_draw_as_torch_does() -> None:
     drawn = Linear(100, 5).fresh(1)
     both = torch.cat([drawn["weight"].flatten(), drawn["bias"]])
@@ -207,6 +213,16 @@ def test_the_ledger_says_what_was_revealed(two_lines: Population, tmp_path: Path
     assert lines[-1]["bytes_down"] == 8 * (2 * 2 * 4 + 8)  # every client fetches both models to pick one
 
 
+def test_a_mean_is_divided_by_one_at_least() -> None:
+    """Changes of 3 in all: by 3 with the weight 1, by 1.5 with 2; 0.25, which noise may leave, counts as 1."""
+    made = HypCluster(LINE, k=3)
+    server = made.init_server(stack([line(1.0)] * 3))
+    delta = {"weight": torch.full((3, 1, 1), 3.0), "bias": torch.zeros(3, 1)}
+    weights = torch.tensor([1.0, 2.0, 0.25])
+    after = made.server_round(server, Cohort({"delta": delta, "weight": weights, "count": weights}, {}, ()))
+    assert after["params"]["weight"].flatten().tolist() == [4.0, 2.5, 4.0]
+
+
 def rows_of(slope: float, made: HypCluster, rows: int = 4) -> Any:
     """A client's batches: x = 1 in every row, y = slope."""
     return batches_of([1.0] * rows, [slope] * rows, made)
@@ -256,6 +272,9 @@ def test_only_an_empty_cluster_is_started_again_and_as_a_copy_of_the_largest() -
     server = after(server, 1, 0, 4)
     assert vacant(server) == 1  # nobody joined: it is tried again
     assert vacant(after(server, 1, 2, 2)) == -1
+    # one client's loss is the mean of one; half a client, which noise may leave, counts as one
+    assert float(after(server, 1, 0, 0, loss=3.0)["loss"]) == 3.0
+    assert float(after(server, 0.5, 0, 0, loss=3.0)["loss"]) == 3.0
 
 
 def test_the_worst_served_join_the_cluster_that_is_started_again() -> None:
@@ -374,6 +393,13 @@ def test_stages_that_do_not_fit_are_refused() -> None:
     for before, after in refused:
         with pytest.raises(UserError, match=f"stage 1: {after.name} starts from .*{before.name} before it hands on"):
             check_stages_fit((before, after))
+
+
+def test_what_prepares_a_start_fits_it() -> None:
+    """k models for k clusters, one model for clusters with a common body; five rounds before a cluster is reseeded."""
+    for knobs, first in (({}, "ensemble"), ({"share": "none"}, "ensemble"), ({"share": "body"}, "fedavg")):
+        assert HypCluster.prepared({"k": 3, **knobs}) == (first, {"reseed": 5, "k": 3, **knobs})
+    assert HypCluster.prepared({"reseed": 0})[1] == {"reseed": 0}
 
 
 def test_a_warm_start_begins_where_the_ensemble_ended(two_lines: Population, tmp_path: Path) -> None:

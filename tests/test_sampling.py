@@ -126,6 +126,13 @@ def test_poisson_has_a_binomials_mean_and_variance() -> None:
     assert sampler(5, 10, "poisson").draw(1).contacted.tolist() == list(range(5))  # a probability is at most one
 
 
+def test_nobody_of_a_poisson_cohort_is_sent_home() -> None:
+    """Cohorts of ten on average: those with more than ten keep everyone, unless more are asked than are to be kept."""
+    drawn = [sampler(40, 10, "poisson").draw(n) for n in range(1, 51)]
+    assert max(len(draw.contacted) for draw in drawn) > 10
+    assert all(np.array_equal(draw.contacted, draw.reported) for draw in drawn)
+
+
 def test_dropout_silences_a_fraction_each_time_anew() -> None:
     draws = sampler(1000, 1000, dropout=0.3)
     first, second = draws.draw(1), draws.draw(2)

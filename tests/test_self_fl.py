@@ -96,6 +96,19 @@ def test_online_variance_is_the_two_pass_one() -> None:
     assert nbytes(private) == width
 
 
+def test_the_server_begins_knowing_nothing_but_how_many_may_come() -> None:
+    """Of nine clients six train: four that come are two thirds of them; where nobody is held out, four ninths."""
+    made = SelfFL(TASK)
+    for setting, clients in ((Setting(0, 9, 6), 6.0), (Setting(0, 9), 9.0)):
+        server = made.init_server({"bias": torch.zeros(1)}, setting)
+        assert [float(server[name]) for name in ("between", "total", "clients")] == [0.0, 0.0, clients]
+        up = {"delta": {"bias": torch.tensor([6.0])}, "weight": torch.tensor(2.0), "spread": torch.tensor(30.0)}
+        after = made.server_round(server, Cohort({**up, "count": torch.tensor(4.0)}, {}, ()))
+        assert float(after["params"]["bias"]) == pytest.approx(3 * 4 / clients)  # the mean is 3
+        assert float(after["between"]) == pytest.approx(30 / 2 - 9)  # the mean square less the squared mean
+        assert float(after["total"]) == pytest.approx(2 * clients / 4)
+
+
 def test_start_by_hand() -> None:
     """Eq. 10: theta = 2, theta_m = 3, of weight 1/2 among 2: 2 - (1/2) / (3/2) (3 - 2) = 5/3."""
     made = SelfFL(TASK)
