@@ -76,7 +76,7 @@ class Padded:
         w[rows == 0] = centre
         for _ in range(STEPS):
             x, y, there = self.x[open_], self.y[open_], self.y[open_].sum(2, keepdims=True)
-            p = _softmax(x @ w[open_].swapaxes(1, 2)) * there
+            p = probabilities(x @ w[open_].swapaxes(1, 2)) * there
             slope = (p - y).swapaxes(1, 2) @ x + penalty * (w[open_] - centre)
             moving = np.abs(slope).max((1, 2)) > TOLERANCE * rows[open_]
             if not moving.any():
@@ -109,10 +109,11 @@ class Padded:
 
 
 def _objective(x: Floats, y: Floats, w: Floats, penalty: Floats, centre: Floats) -> Floats:
-    chances = _softmax(x @ w.swapaxes(1, 2))
+    chances = probabilities(x @ w.swapaxes(1, 2))
     return -(y * np.log(np.maximum(chances, 1e-300))).sum((1, 2)) + (penalty * (w - centre) ** 2).sum((1, 2)) / 2
 
 
-def _softmax(z: Any) -> Floats:
+def probabilities(z: Any) -> Floats:
+    """The softmax over the last axis."""
     z = np.exp(z - z.max(-1, keepdims=True))
     return z / z.sum(-1, keepdims=True)
