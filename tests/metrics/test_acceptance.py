@@ -79,3 +79,19 @@ def test_the_rule_asked_for(tmp_path: Path, margin: float, taken: float) -> None
 
 def test_nothing_to_decide_on(tmp_path: Path) -> None:
     assert rules(comparison(tmp_path, None)) == {}
+
+
+def test_where_personal_models_lose_everywhere_nobody_takes_one(tmp_path: Path) -> None:
+    """On validation every personal model loses, the largest client's too: more examples than anybody has are needed."""
+    rule = rules(comparison(tmp_path, [9.0, 9.0, 9.0, 9.0]))["has enough examples"]
+    assert rule.min_examples == 41
+    assert rule.taken.value == 0.0
+    assert rule.mean.value == 4.0
+    assert rule.hurt.value == 0.0
+
+
+def test_a_rule_that_changes_nothing_is_not_said_to_be_instead(tmp_path: Path) -> None:
+    """The last two clients win on validation and are hurt on query rows, with the rule as without it."""
+    answer = summarize([comparison(tmp_path, [2.0, 3.0, 3.5, 3.5])]).answer
+    assert any("as many (50.0 %) would be hurt" in sentence for sentence in answer)
+    assert not any("instead of" in sentence for sentence in answer)

@@ -130,7 +130,7 @@ def test_a_method_that_diverged_everywhere_does_not_silence_the_others() -> None
 
 
 def test_a_reference_tells_what_can_be_scored() -> None:
-    """No method is finite for y, but a constant is: so both diverged there. The reference's own client w is not ours."""
+    """No method is finite for y, but a constant is: so both diverged there. Its own client w is not ours."""
     table = _table(method=["a", "a", "b", "b"], seed=[0] * 4, client=["x", "y"] * 2, query_mse=[1.0, np.nan] * 2)
     beside = _table(method=["constant"] * 2, seed=[0] * 2, client=["w", "y"], query_mse=[5.0, 7.0])
     box = cells(table, "query_mse", references=beside)

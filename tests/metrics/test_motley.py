@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bespoke.metrics.analyses import combined, read_analyses, told
+from bespoke.metrics.analyses import Analysis, combined, read_analyses, told
 from bespoke.metrics.candidates import axes_of, settings_of
 from bespoke.metrics.clusters import clusters_of
 from bespoke.metrics.concerns import Concern, concerns
@@ -197,3 +197,42 @@ def test_only_what_was_asked_for_alike_is_averaged(tmp_path: Path) -> None:
     [found] = read_analyses(folders)
     assert found.seeds == [0, 1]
     assert told(found) == ["With 50.0 % of the examples (4 a client): mean MSE 2.000, 50.0 % of clients hurt."]
+
+
+def _analysis(name: str, seeds: int = 1, **record: Any) -> Analysis:
+    return Analysis("m", name, list(range(seeds)), {"metric": "mse", "lower_is_better": True, **record}, [])
+
+
+@pytest.mark.parametrize(
+    ("p", "seeds", "said"),
+    [
+        (0.24, 1, "Whether choosing for itself is better or worse cannot be told (+0.200, paired Wilcoxon p = 0.24)."),
+        (0.01, 1, "Choosing for itself is worse on average (+0.200, paired Wilcoxon p = 0.010)."),
+        (0.01, 2, "Choosing for itself changes the mean by +0.200."),
+    ],
+)
+def test_who_chooses_claims_no_more_than_p_does(p: float, seeds: int, said: str) -> None:
+    one = {"mean": 1.0, "hurt": 0.1, "candidate": "epoch 1"}
+    analysis = _analysis("per-client", seeds, **{"global": one, "client": one, "difference": {"mean": 0.2, "p": p}})
+    assert told(analysis)[1] == said
+
+
+def test_a_sweep_says_what_validation_chooses() -> None:
+    points = [{"value": lr, "mean": mean, "hurt": 0.5, "validation": validation}
+              for lr, mean, validation in ((0.1, 2.0, 1.0), (1.0, 1.0, 3.0))]  # fmt: skip
+    said = told(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
+    assert "the best mean on test rows and hurts fewest clients: lr 1 (" in said[0]
+    assert said[1] == "Validation chooses lr 0.1 (mean MSE 2.000, 50.0 % hurt)."
+    points[1]["validation"] = 0.5
+    same = told(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
+    assert same[1] == "Validation chooses the same as is best."
+
+
+def test_the_largest_cluster_is_not_called_a_start() -> None:
+    """Nobody is served the largest cluster's model before choosing: what is said begins with no "from"."""
+    parts = {"shared": {"own": 4.0, "others": 5.0}, "chosen": {"own": 1.0, "others": 6.0}, "curves": [], "axis": None}
+    said = told(_analysis("ood", start="largest cluster", trained=True, **parts))
+    assert said[0] == "As chosen, the mean MSE is 1.000 on the clients' own rows and 6.000 on other clients' rows."
+    assert said[1].startswith("Had everyone taken the largest cluster's model, it would be 4.000 on")
+    plain = told(_analysis("ood", start="epoch 0", trained=True, **parts))
+    assert plain[0].startswith("Personalized as chosen, the mean MSE goes from 4.000 to 1.000")

@@ -135,3 +135,12 @@ def test_relative_change() -> None:
 def test_spearman() -> None:
     assert spearman(np.array([1.0, 2.0, 3.0, 4.0]), np.array([2.0, 4.0, 8.0, 16.0]))[0] == pytest.approx(1.0)
     assert math.isnan(spearman(np.ones(4), np.arange(4.0))[0])
+
+
+def test_clients_that_do_not_change_are_ranked_and_then_dropped() -> None:
+    """Pratt (1959) by hand: the zero takes rank 1, so that the seven others have ranks 2 to 8 and W- = 8.
+
+    Of the 2^7 sign patterns, 14 have a sum of 8 or less on the one side: none, one of 2 to 8, or 2+3, 2+4, 2+5, 2+6,
+    3+4, 3+5. As many have it on the other side.
+    """
+    assert wilcoxon(np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -7.0])) == pytest.approx(28 / 128)

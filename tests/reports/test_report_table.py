@@ -57,3 +57,56 @@ def test_hostile_titles_are_not_markup(write_comparison, tmp_path: Path) -> None
 def test_one_run_alone(toy: Path) -> None:
     assert "there is no other method" in " ".join(printed([toy / "runs" / "fedavg-seed0"], 80).split())
     assert "before personalization" in printed([toy / "runs" / "finetune-seed0"], 80)
+
+
+WIDE = {"fedavg": 1234.25, "finetune": 1134.25, "local": 98765.4}
+
+
+@pytest.fixture
+def wide(write_comparison, tmp_path: Path) -> Path:
+    """Everyone is hurt by one method, numbers are long, and who is hurt beyond chance is known."""
+    spread = np.linspace(-1, 1, 30)
+    values = {label: [(level + spread).tolist(), (level - spread).tolist()] for label, level in WIDE.items()}
+    return write_comparison(
+        tmp_path, values, references={"constant": [[2345.0] * 30] * 2, "pooled": [[1230.0] * 30] * 2},
+        rows={f"client {i:02d}": [float(i), i + 1.0] for i in range(30)},
+        compare={"checks": [{"kind": "leak", "text": "The column x is the target.", "severity": "serious"}]},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 100, 140])
+def test_every_number_is_readable(wide: Path, width: int) -> None:
+    text = printed([wide], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    words = " ".join(text.split())
+    for shown in ("1,234", "1,134", "98,765", "(100 %)", ">1,000 %", "3.60 kB", "2,345", "1,230", "Constant", "Pooled"):
+        assert shown in words
+    for heading in ("change", "hurt", "(raw)", "worst", "traffic", "steps"):
+        assert heading in words
+
+
+def test_references_are_dim_and_below(wide: Path) -> None:
+    lines = printed([wide], 140).splitlines()
+    places = [next(i for i, line in enumerate(lines) if line.strip().startswith(name))
+              for name in ("Fedavg", "Finetune", "Local", "Constant", "Pooled")]  # fmt: skip
+    assert places == sorted(places)
+    console = Console(width=140, record=True, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
+    print_summary(summarize([wide]), console)
+    styled = console.export_text(styles=True)
+    [row] = [line for line in styled.splitlines() if "Constant" in line and "±" in line]
+    assert "\x1b[2m" in row
+
+
+def test_concerns_follow_the_answer(wide: Path) -> None:
+    text = printed([wide], 100)
+    assert text.index("Personalization helps") < text.index("Before you rely on it")
+    assert "! The column x is the target." in " ".join(text.split())
+
+
+def test_a_diverged_method_is_called_so_and_comes_last(write_comparison, tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, {"fedavg": [[1.0] * 8], "local": [[np.inf] + [0.1] * 7], "ditto": [[0.5] * 8]})
+    lines = [line.split() for line in printed([folder], 80).splitlines()]
+    rows = [words for words in lines if words and words[0] in ("Fedavg", "Local", "Ditto") and len(words) > 3]
+    assert [row[0] for row in rows[:3]] == ["Fedavg", "Ditto", "Local"]
+    assert rows[2][1] == "diverged"

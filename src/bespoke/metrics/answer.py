@@ -241,7 +241,8 @@ def _who_is_hurt(summary: Summary, top: MethodSummary) -> list[str]:
     base = top.mean.value - against.difference
     sentences = []
     if against.hurt.value == 0:
-        sentences.append(f"{top.title} hurts no client.")
+        helps = f", and helps {beyond_chance(against, 'helped')}" if math.isfinite(against.helped_beyond) else ""
+        sentences.append(f"{top.title} hurts no client{helps}.")
     elif math.isfinite(against.hurt_beyond):
         names = [f"{shorten(row.client)} ({_with_bounds(row)})" for row in against.most_hurt if row.beyond][:3]
         most = f" Hurt most: {', '.join(names)}." if names else ""
