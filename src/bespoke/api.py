@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from bespoke.comparison import DEFAULT_METHODS, Comparison
+from bespoke.comparison import Comparison
 from bespoke.config import check_tune, checked, read_config, read_experiment
 from bespoke.experiments import build, to_toml
 from bespoke.metrics.summary import Summary, summarize
@@ -20,9 +20,9 @@ def compare(
     table: str | Path | None = None,
     *,
     out: str | Path,
-    methods: Iterable[str] = DEFAULT_METHODS,
+    methods: Iterable[str] | None = None,
     seeds: int = 3,
-    rounds: int = 60,
+    rounds: int | Literal["auto"] = "auto",
     tune: bool = True,
     data: str = "chem97",
     settings: dict[str, Any] | None = None,
@@ -31,13 +31,15 @@ def compare(
 ) -> Summary:
     """Compare methods on a table (with client=, target=, group=, ...) or on built-in data, into the folder `out`.
 
+    What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
     """
     described = {"source": data} if table is None else {"table": str(table), **columns}
     folder = Path(out)
     base = {"data": described, **(settings or {})}
-    Comparison(base, folder, tuple(methods), tuple(range(seeds)), rounds, tune, jobs=jobs).run()
+    names, numbers = tuple(methods or ()), tuple(range(seeds))
+    Comparison(base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True).run()
     write_report([folder], folder / "report.html")
     return summarize([folder])
 

@@ -2,6 +2,7 @@
 
 Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
 all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.
+What nobody said (`automatic`) is settled by the data: see defaults.py. A file with a [compare] table is run as it says.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import itertools
 import json
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from bespoke.config import ExperimentConfig, check_compare, check_stage, checked, read_toml
+from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
+from bespoke.data.checks import check
+from bespoke.defaults import PRIVATE_ROUNDS, Settled, settle
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.entries import Entry, title
 from bespoke.errors import UserError, unknown
@@ -27,6 +30,8 @@ from bespoke.methods import METHODS
 from bespoke.metrics.text import listing
 from bespoke.presets import Preset
 from bespoke.privacy.runs import together
+from bespoke.references import REFERENCES, references_for
+from bespoke.results import read_selection
 from bespoke.runfolder import FORMAT
 from bespoke.space import Space, grid, merged, probes, read_space
 from bespoke.stages import Experiment
@@ -35,11 +40,12 @@ from bespoke.tuning import Trial, best, folder_name, settled
 from bespoke.watcher import Progress, Silent
 
 NO_TASK: Any = None  # a method that is only described needs no task
-DEFAULT_METHODS = ("fedavg", "local", "finetune", "fedprox")
+DEFAULT_METHODS = ("fedavg", "local", "finetune")  # of a file that names none
 GROUP_METHODS = (
     "group-fl",
     "group-perfl",
 )  # besides, where groups are named: with fedavg and finetune the paper's four
+EXTENSIONS = 3  # times that a grid whose edge wins is extended
 
 
 @dataclass
@@ -65,6 +71,10 @@ class Comparison:
     jobs: int | None = 1  # runs at a time; None: as many as there are cores, where runs are light
     tune_seeds: tuple[int, ...] = ()  # seeds of a trial, whose mean counts; default: the first seed
     preset: str = ""
+    automatic: bool = False  # what is not said is settled by the data
+    settled: Settled = field(default_factory=Settled)  # how it was
+    checks: list[dict[str, str]] = field(default_factory=list)  # what was found in the data
+    referred: list[str] = field(default_factory=list)  # the references that were run
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -92,38 +102,97 @@ class Comparison:
 
     def run(self) -> Path:
         """Tune, run, and write compare.json; returns the folder."""
-        if not (self.methods and self.seeds):
+        if not ((self.methods or self.automatic) and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         for name in self.methods:
             if name not in METHODS and name not in self.entries:
                 raise unknown("method", name, [*METHODS, *self.entries], "--methods")
-        self._check()
-        population = load_population(self._config(self.methods[0], self.seeds[0], {}))
+        if not self.automatic:
+            self._check()
+        base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
+        population = load_population(base)
         for note in population.about.get("notes", []):
             self.progress.note(note)
+        if self.automatic:
+            self.settled = settle(self.base, self.methods, population, base)
+            self.base, self.methods = self.settled.base, self.settled.methods
+            self.knobs = {name: {**self.settled.knobs.get(name, {}), **self.knobs.get(name, {})} for name in METHODS}
+            self.grid = {**self.settled.grid, **self.grid}
+            if self.settled.base.get("privacy") and self.rounds == AUTO:
+                self.rounds = PRIVATE_ROUNDS
+            self._check()
         expected = len(self.methods) * len(self.seeds) + sum(
             len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
         )
         with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop, self.how) as jobs:
+            if self.automatic:
+                self._choose_model(jobs)
             # built once before anything is run: what does not fit is refused at once, what is doubtful is said
             planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
             self.notes = cautions(planned)
             for note in self.notes:
                 self.progress.note(note)
             chosen, tuning = self._tuned(jobs)
+            if self.automatic and self.tune:
+                self._widen(chosen, jobs)
             runs = [
                 Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))
                 for name, seed in itertools.product(self.methods, self.seeds)
             ]
-            jobs.all(runs)
             experiment = jobs.bench.build(runs[-1].config)
+            runs += self._references(experiment)
+            jobs.all(runs)
+            self.checks = [found.to_json() for found in check(population, experiment.split)]
             about = self._about(experiment, chosen, tuning, jobs.text())
             self._spent(about["methods"], chosen)
         write_text(self.folder / "compare.json", json.dumps(about, indent=1))
         return self.folder
 
     def _entry(self, name: str) -> Entry:
-        return Entry.of(name, self.entries)
+        entry = Entry.of(name, self.entries)
+        follows = self.settled.follows.get(name)
+        return replace(entry, follows=follows) if follows and entry.before is None and not entry.follows else entry
+
+    def _choose_model(self, jobs: Jobs) -> None:
+        """Of linear and a small network, as shared models, the one that is better on validation rows."""
+        rivals = self.settled.rivals
+        if len(rivals) < 2:
+            return
+        tried: dict[str, Trial] = {}
+        lower = True
+        for name, rival in rivals.items():
+            configs = [
+                checked({**self.base, **rival.base, "label": name, "seed": self.seeds[0], "stage": [
+                    {"method": rival.method, "rounds": self.rounds, **knobs}]}, f"model {name}")
+                for knobs in rival.tried
+            ]  # fmt: skip
+            paths = [self.folder / "tuning" / folder_name(f"model {name}", **knobs) for knobs in rival.tried]
+            made = [Job(path, config, True, own_engine=True) for path, config in zip(paths, configs)]
+            trials = [Trial(n, knobs, [job]) for n, (knobs, job) in enumerate(zip(rival.tried, made))]
+            settled(trials, jobs)
+            lower = jobs.bench.build(configs[0]).lower_is_better
+            usable = [trial for trial in trials if trial.validation is not None]
+            if usable:
+                tried[name] = best(usable, lower, f"model {name}")
+        values = {name: read_selection(trial.jobs[0].path) for name, trial in tried.items()}
+        self.settled = self.settled.with_model(tried, values, lower)
+        self.base, self.methods = self.settled.base, self.settled.methods
+        self.knobs = {name: {**self.settled.knobs.get(name, {}), **self.knobs.get(name, {})} for name in METHODS}
+        self.grid = {**self.settled.grid, **self.grid}
+        jobs.how = None if self.settled.switched else jobs.how
+        self.progress.note(self.settled.model_note)
+        self._check()
+
+    def _references(self, experiment: Experiment) -> list[Job]:
+        """Runs of what is not federated, to hold the methods against."""
+        self.referred = references_for(experiment)
+        found = []
+        for name, seed in itertools.product(self.referred, self.seeds):
+            raw = {**self.base, "label": name, "seed": seed, "stage": [{"method": "fedavg", "rounds": 0}]}
+            raw.pop("privacy", None)  # it is not federated
+            job = Job(self.folder / "runs" / f"{name}-seed{seed}", checked(raw, name), begins_with=name)
+            found.append(job)
+        return found
 
     def _needed(self) -> list[str]:
         """What is compared, and all whose models it starts from, these first."""
@@ -139,7 +208,8 @@ class Comparison:
         """What is tried of an entry; empty if nothing is."""
         if not self.tune:
             return {}
-        tried = self._entry(name).tried(self.grid)
+        exact = self.knobs.get(name, {}).get("solver") == "exact"
+        tried = self._entry(name).tried(self.grid, exact)
         return read_space({k: list(v) if isinstance(v, tuple) else v for k, v in tried.items()}, f"grid.{name}")
 
     def _check(self) -> None:
@@ -174,6 +244,8 @@ class Comparison:
             settled(itertools.chain.from_iterable(trials.values()), jobs)
             for name, tried in trials.items():
                 lower = jobs.bench.build(tried[0].jobs[0].config).lower_is_better
+                if self.automatic:
+                    self._extend(name, tried, seeds, chosen, jobs, lower)
                 chosen[name] = best(tried, lower, name).setting
                 tuning[name] = [
                     {"knobs": t.setting, "validation": t.validation, **({"values": t.values} if len(seeds) > 1 else {})}
@@ -182,15 +254,46 @@ class Comparison:
         return chosen, tuning
 
     def _trials(self, name: str, seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]) -> list[Trial]:
-        trials = []
-        for number, knobs in enumerate(grid(self._space(name), f"grid.{name}")):
-            jobs = []
-            for place, seed in enumerate(seeds):
-                tag = f"-seed{seed}" if place else ""
-                path = self.folder / "tuning" / f"{folder_name(name, **knobs)}{tag}"
-                jobs.append(Job(path, self._config(name, seed, {**chosen, name: knobs}), select_only=True))
-            trials.append(Trial(number, knobs, jobs))
-        return trials
+        settings = grid(self._space(name), f"grid.{name}")
+        return [self._trial(number, name, knobs, seeds, chosen) for number, knobs in enumerate(settings)]
+
+    def _trial(
+        self, number: int, name: str, knobs: dict[str, Any], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]
+    ) -> Trial:
+        jobs = []
+        for place, seed in enumerate(seeds):
+            tag = f"-seed{seed}" if place else ""
+            path = self.folder / "tuning" / f"{folder_name(name, **knobs)}{tag}"
+            jobs.append(Job(path, self._config(name, seed, {**chosen, name: knobs}), select_only=True))
+        return Trial(number, knobs, jobs)
+
+    def _extend(
+        self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]], jobs: Jobs,
+        lower: bool,
+    ) -> None:  # fmt: skip
+        """While the edge of a grid wins, try what lies beyond it."""
+        for _ in range(EXTENSIONS):
+            beyond = past_the_edge(best(tried, lower, name).setting, [trial.setting for trial in tried])
+            more = [self._trial(len(tried) + n, name, knobs, seeds, chosen) for n, knobs in enumerate(beyond)]
+            if not more:
+                return
+            settled(more, jobs)
+            tried += more
+
+    def _widen(self, chosen: dict[str, dict[str, Any]], jobs: Jobs) -> None:
+        """While a candidate at the edge of what a method tries by itself is chosen, it is given more to try."""
+        for name in self._needed():
+            for _ in range(EXTENSIONS):
+                config = self._config(name, self.seeds[0], chosen)
+                method = _bare(config.stage[-1], f"compare: {name}")
+                if not hasattr(method, "widened"):
+                    break
+                path = self.folder / "tuning" / folder_name(name, **chosen[name])
+                found = jobs.all([Job(path, config, select_only=True)])[0]
+                wider = method.widened(str(found.get("candidate") or ""))
+                if not wider:
+                    break
+                chosen[name] = merged(chosen[name], {knob: _listed(value) for knob, value in wider.items()})
 
     def _spent(self, methods: list[dict[str, Any]], chosen: dict[str, dict[str, Any]]) -> None:
         """Under privacy: what a method's first run costs together with the runs by which its knobs were chosen."""
@@ -213,7 +316,12 @@ class Comparison:
             "title": about.get("title", about["name"]),
             "metric": experiment.metric,
             "lower_is_better": experiment.lower_is_better,
-            "baseline": "fedavg" if "fedavg" in self.methods else self.methods[0],
+            "baseline": next((name for name in ("fedavg", "shared") if name in self.methods), self.methods[0]),
+            "references": [
+                {"label": name, "title": REFERENCES[name][0], "what": REFERENCES[name][1]} for name in self.referred
+            ],
+            "checks": self.checks,
+            "settled": self.settled.to_json() if self.automatic else {},
             "methods": [
                 {
                     **describe(_bare(self._config(name, self.seeds[0], chosen).stage[-1], f"compare: {name}")),
@@ -261,6 +369,24 @@ class Comparison:
                 **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")},
             },
         }
+
+
+def past_the_edge(best: dict[str, Any], tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings one step beyond the edge of a grid, in each knob whose best value is the smallest or largest tried."""
+    beyond = []
+    for knob, value in best.items():
+        values = sorted({setting[knob] for setting in tried if type(setting.get(knob)) is float})
+        if type(value) is not float or len(values) < 2 or values[0] <= 0:
+            continue
+        if value == values[0]:
+            beyond.append({**best, knob: float(f"{values[0] ** 2 / values[1]:.6g}")})
+        elif value == values[-1]:
+            beyond.append({**best, knob: float(f"{values[-1] ** 2 / values[-2]:.6g}")})
+    return beyond
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _bare(stage: dict[str, Any], where: str) -> Method:

@@ -63,9 +63,10 @@ class Entry:
             return self.follows
         return self.method.after if self.before is None else ""
 
-    def tried(self, grid: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def tried(self, grid: dict[str, dict[str, Any]], exact: bool = False) -> dict[str, Any]:
         """What to tune: the grid of the label, of the method, or the method's own, without what the entry fixes."""
-        found: dict[str, Any] = grid.get(self.label, grid.get(self.method.name, self.method.tunes))
+        own = self.method.tunes_exact if exact else self.method.tunes
+        found: dict[str, Any] = grid.get(self.label, grid.get(self.method.name, own))
         return {knob: values for knob, values in found.items() if knob not in self.knobs}
 
     def stages(self, knobs: dict[str, Any], rounds: int | str) -> list[dict[str, Any]]:

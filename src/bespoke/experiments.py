@@ -220,7 +220,24 @@ def _check_fit(method: Method, task: Any, population: Population, where: str) ->
             "name = 'logistic', or another method"
         )
     most = getattr(method, "most_coefficients", 0)
-    coefficients = (task.network.inputs + 1) * max(task.network.outputs - 1, 1) if task.network.is_linear else 0
+    head = task.linear() if most or getattr(method, "heads_only", False) or hasattr(method, "solver") else None
+    if getattr(method, "heads_only", False) and head is None:
+        raise UserError(
+            f"{where}: {method.name} needs a model with one linear last layer for regression or classes; "
+            f"{type(task.network).__name__} has none here"
+        )
+    if getattr(method, "heads_only", False) and not task.network.is_linear and where == "stage 0":
+        raise UserError(
+            f"{where}: {method.name} fits the last layer alone, and the layers below are still as they were drawn; put "
+            "a stage before it that trains them, such as fedavg"
+        )
+    if getattr(method, "solver", "sgd") == "exact" and head is None:
+        raise UserError(
+            f"{where}: {method.name} with solver = 'exact' needs a model with one linear last layer for regression or "
+            f"classes; {type(task.network).__name__} has none here; use solver = 'sgd'"
+        )
+    sizes = head.coefficients(task.init(0)).shape if most and head else (1, 0)
+    coefficients = max(sizes[0] - 1, 1) * sizes[1]
     if most and coefficients > most:
         raise UserError(
             f"{where}: {method.name} estimates how {coefficients:,} coefficients vary, and takes at most {most}; name "

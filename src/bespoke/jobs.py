@@ -27,6 +27,7 @@ from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.errors import UserError
 from bespoke.experiments import Bench, resolved, to_toml
 from bespoke.lanes import Lane
+from bespoke.references import reference
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import engine_choice, stage_key
@@ -46,6 +47,7 @@ class Job:
     select_only: bool = False  # for tuning: never looks at query rows
     own_engine: bool = False  # its model is not that of the other jobs: how to execute it is found out anew
     judged: bool = False  # its learning curve is shown to the judge
+    begins_with: str = ""  # a reference (see references.py) whose parameters it starts from
 
     @cached_property
     def stages(self) -> list[str]:
@@ -90,8 +92,9 @@ def execute(
         how = found if how.threads > 1 or how.workers else replace(found, workers=0, threads=1)
     folder = RunFolder.create(job.path, to_toml(job.config))
     with folder.locked():
+        begun = reference(job.begins_with, experiment) if job.begins_with and folder.result() is None else None
         return Run(
-            experiment, folder, progress, cache, job.path.name, job.select_only, how, stop,
+            experiment, folder, progress, cache, job.path.name, begun, job.select_only, how, stop,
             after_point=point if job.judged else None,
         ).run()  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,13 @@ class Results:
         taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
         without = json_number(np.nanmean(query.at(plain, self.experiment.metric)))
         return {"accept": {**asdict(rule), "accepted": taken, "query_without": without}}
+
+
+def read_selection(path: Path) -> NDArray[np.float64]:
+    """Each validation client's value, as a tuning run left them."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_table(path / "selection.parquet")["value"].to_numpy()
 
 
 def found_group(row: int) -> str:

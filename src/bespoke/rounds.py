@@ -44,6 +44,7 @@ class Run:
     progress: Progress = field(default_factory=Silent)
     cache: Path | None = None  # trained stages that several runs share
     title: str = ""  # what the progress bar calls this run
+    begin_with: Params | None = None  # parameters in place of the task's own start
     select_only: bool = False  # for tuning: score validation rows, never look at query rows
     how: EngineChoice | None = None  # how to execute, if already known
     stop: Callable[[], bool] = lambda: False
@@ -72,7 +73,7 @@ class Run:
         found = self.folder.latest()
         if found:
             self.folder.prune(found.stage)  # killed while it did so
-        params = experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
+        params = self.begin_with or experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
         start: Tree = {"params": params}
         self.account = self._accounted()
         with Engine(self.now.population, self._choice(params)) as engine:
@@ -296,10 +297,11 @@ class Run:
         privacy = {"privacy": self.account.statement()} if self.account else {}
         self._enter(engine, len(experiment.stages), 1)  # a stage that was taken over did not come to its last rows
         if self.select_only:
-            value = scoring.selection(server)
-            self.folder.write_result(
-                {"label": experiment.label, "seed": experiment.seed, "validation": value, **privacy}
-            )
+            value, candidate, clients, each = scoring.selection(server)
+            self.folder.write_table("selection.parquet", {
+                "client": [experiment.population.ids[c] for c in clients], "value": each})  # fmt: skip
+            label = {"label": experiment.label, "seed": experiment.seed}
+            self.folder.write_result({**label, "validation": value, "candidate": candidate, **privacy})
             return self.folder.result() or {}
         final = scoring.final(server, self.title or experiment.label)
         method, support = experiment.stages[-1].method, experiment.split.test.support.sizes()

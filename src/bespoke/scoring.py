@@ -146,14 +146,20 @@ class Scoring:
         return point
 
     # -- at the end ----------------------------------------------------------------------------------------------------
-    def selection(self, server: Tree) -> float | None:
-        """For tuning: the mean over all validation clients. Query rows are not looked at."""
+    def selection(self, server: Tree) -> tuple[float | None, str, Ints, NDArray[np.float64]]:
+        """For tuning: the mean over all validation clients, the common choice, the clients and each one's value.
+
+        Query rows are not looked at.
+        """
         split = self.experiment.split
         clients = split.selection.validation.clients
         if not len(clients):
-            return None
+            return None, "", clients, np.zeros(0)
         scores = self.examine(split, server, clients, {"validation": split.selection.validation})
-        return json_number(mean_or_diverged(scores["validation"], self.pick(scores), self.experiment.metric))
+        picked = self.pick(scores)
+        metric, validation = self.experiment.metric, scores["validation"]
+        value, each = mean_or_diverged(validation, picked, metric), validation.at(picked, metric)
+        return json_number(value), self.method.candidates()[picked.default], clients, each
 
     def final(self, server: Tree, title: str) -> Final:
         """Make the personal models of all tested clients, choose among them, and score what was chosen."""

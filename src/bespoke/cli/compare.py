@@ -49,20 +49,24 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Methods to compare, see `bespoke methods` (default: fedavg, local, finetune, fedprox; with --group "
-            "also group-fl, group-perfl).",
+            help="Methods to compare, see `bespoke methods` (default: shared, local, finetune and mixed for linear "
+            "models, fedavg in place of shared for others; with --group also group-fl, group-perfl).",
         ),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="What to compare by: mse, rmse, mae, accuracy, loss, ... (default: mse or accuracy)."
+            metavar="NAME",
+            help="What to compare by: mse, rmse, mae, accuracy, loss, auc, ... (default: mse or accuracy; log-loss "
+            "where one class is very frequent).",
         ),
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
     ] = 3,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Training rounds.")] = 60,
+    rounds: Annotated[
+        str, typer.Option(metavar="N", help="Training rounds, or auto: until validation stops improving.")
+    ] = "auto",
     cohort: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Clients per round (default: all up to 200, else 100).")
     ] = None,
@@ -70,8 +74,15 @@ def compare(
         str,
         typer.Option(metavar="NAME", help="cross-silo: known clients, held-out rows. cross-device: held-out clients."),
     ] = "cross-silo",
-    model: Annotated[str, typer.Option(metavar="NAME", help="auto, linear, logistic, svm, mlp, cnn or lstm.")] = "auto",
-    tune: Annotated[bool, typer.Option(metavar="", help="Choose learning rates on validation data.")] = True,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="linear, logistic, svm, mlp, cnn, lstm, ... or auto: for tables the better of linear and a small "
+            "network, as shared models on validation rows.",
+        ),
+    ] = "auto",
+    tune: Annotated[bool, typer.Option(metavar="", help="Choose knobs on validation data.")] = True,
     accept: Annotated[
         str | None,
         typer.Option(
@@ -128,22 +139,31 @@ def compare(
         base["metric"] = metric
     if privacy is not None:
         base["privacy"] = _terms(privacy)
-    rule = _rule(accept)
+    rule, many = _rule(accept), _rounds(rounds)
     if methods is not None and not listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
     folder = place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
     command = this_command()
     with resumable(folder):
-        from bespoke.comparison import Comparison, default_methods
+        from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
-        names = tuple(listed(methods)) if methods is not None else default_methods({"group": group})
-        with Bars(f"comparing {', '.join(names)}", quiet=as_json) as bars, bars.stopping() as stop:
+        names = tuple(listed(methods)) if methods is not None else ()
+        with Bars(f"comparing {', '.join(names) or 'methods'}", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison(
-                base, folder, names, tuple(range(seeds)), rounds, tune, command=command, progress=bars, stop=stop,
-                jobs=jobs, accept=rule,
+                base, folder, names, tuple(range(seeds)), many, tune, command=command, progress=bars, stop=stop,
+                jobs=jobs, accept=rule, automatic=True,
             ).run()  # fmt: skip
         show_report([folder], folder / "report.html", as_json)
+
+
+def _rounds(text: str) -> Any:
+    """A number of rounds, or auto."""
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not int(text):
+        raise UserError(f"--rounds {text}: a whole number of one or more, or auto")
+    return int(text)
 
 
 def _rule(text: str | None) -> dict[str, Any]:

@@ -25,6 +25,9 @@ from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
 from bespoke.tensors import Params, Tree, take
 
 
+FREE, BOUND = 1e-6, 1e6  # pulls, in rows: below and above these a coefficient is as good as free, or held
+
+
 @dataclass(frozen=True)
 class FineTune(Method):
     """The shared model, trained further on the client's own data."""
@@ -94,6 +97,21 @@ class FineTune(Method):
                 params = descend(self.task, params, batches, lr=lr, only=only)
                 if epoch in kept:
                     yield params
+
+    def widened(self, candidate: str) -> dict[str, object]:
+        """Knobs under which what was chosen is no longer at the edge of what was tried; empty if it is not."""
+        chosen = dict(part.rsplit(" ", 1) for part in candidate.split(", "))
+        names = {"pull": "pulls", "intercept": "intercepts"} if self.solver == "exact" else {"lr": "lrs"}
+        wider: dict[str, object] = {}
+        for word, name in names.items():
+            values = sorted(getattr(self, name))
+            if len(values) > 1 and chosen.get(word) == f"{values[0]:g}" and values[0] > FREE:
+                wider[name] = (max(values[0] ** 2 / values[1], FREE), *values)
+            elif len(values) > 1 and chosen.get(word) == f"{values[-1]:g}" and values[-1] < BOUND:
+                wider[name] = (*values, values[-1] ** 2 / values[-2])
+        if self.solver == "sgd" and chosen.get("epoch") == str(self.epochs):
+            wider |= {"epochs": 2 * self.epochs, "every": 2 * self.every}
+        return wider
 
     def fits(self, shared: Params, rows: Params) -> Iterator[Params]:
         """The last layer fitted to these rows under every pull."""

@@ -69,7 +69,7 @@ class Mixed(Method):
     personal = "the posterior mean of the client's own coefficients, and its covariance"
     unseen = "a client that never trained starts at the common coefficients and moves away as its rows tell"
     everyone = True
-    linear_only = True
+    heads_only = True
     smooth_only = True
     most_coefficients = 250
     tunes = {"robust": (False, True)}

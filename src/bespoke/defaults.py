@@ -1,0 +1,140 @@
+"""What a comparison does where nobody says: metric, model, methods and how they are fitted, settled by the data.
+
+Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
+FedAvg with steps that cannot overshoot. Under privacy nothing is solved from sums: clipping is made for updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.config import ExperimentConfig
+from bespoke.data.population import Population
+from bespoke.experiments import make_split
+from bespoke.methods import METHODS, FineTune, Mixed
+from bespoke.models import build_task
+from bespoke.models.metric import default_metric
+from bespoke.tuning import Trial
+
+Floats = NDArray[np.float64]
+LINEAR = ("shared", "local", "finetune", "mixed")
+NETWORK = ("fedavg", "local", "finetune")
+GROUPS = ("group-fl", "group-perfl")
+PRIVATE_ROUNDS = 60  # noise is calibrated to a number of rounds
+ENOUGH_ROWS = 1_000  # from which a network is tried beside a linear model
+MUCH_BETTER = 0.02  # as a part of the linear model's error: by so much a network has to be better
+BEYOND = 2.5  # standard errors over clients: and so far beyond chance
+RATES = (0.1, 0.3)  # of a network that is tried
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A model that is tried as a shared one."""
+
+    base: dict[str, Any]  # its tables of the experiment
+    method: str
+    tried: tuple[dict[str, Any], ...]  # knobs
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What was settled, and why."""
+
+    base: dict[str, Any] = field(default_factory=dict)
+    methods: tuple[str, ...] = ()
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    grid: dict[str, dict[str, Any]] = field(default_factory=dict)
+    follows: dict[str, str] = field(default_factory=dict)  # whose model a method starts from
+    rivals: dict[str, Rival] = field(default_factory=dict)
+    metric_why: str = ""
+    model_note: str = ""
+    validation: dict[str, float] = field(default_factory=dict)  # of the models that were tried
+    switched: bool = False  # another model than the first was taken
+    asked: tuple[str, ...] = ()
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"metric": self.metric_why, "model": self.model_note, "validation": self.validation}
+
+    def with_model(self, tried: dict[str, Trial], values: dict[str, Floats], lower: bool) -> Settled:
+        """The same with the model that did best; the linear one unless the network is clearly better.
+
+        `values` are each validation client's: the gain has to be beyond their chance as well.
+        """
+        found = {name: float(trial.validation) for name, trial in tried.items() if trial.validation is not None}
+        if "linear" not in found or "mlp" not in found:
+            return replace(self, validation=found)
+        linear, network = found["linear"], found["mlp"]
+        gain = (linear - network if lower else network - linear) / max(abs(linear), 1e-12)
+        apart = (values["linear"] - values["mlp"]) * (1 if lower else -1)
+        apart = apart[np.isfinite(apart)]
+        error = apart.std(ddof=1) / len(apart) ** 0.5 if len(apart) > 1 else np.inf
+        text = f"linear {linear:.4g}, a small network {network:.4g}, as shared models on validation rows"
+        if gain <= MUCH_BETTER or apart.mean() <= BEYOND * error:
+            return replace(self, validation=found, model_note=f"The model is linear: {text}.")
+        base = {**self.base, **self.rivals["mlp"].base}
+        after = _methods(base, self.asked, self.about)
+        knobs = {**after.knobs, "fedavg": tried["mlp"].setting}
+        note = f"The model is a small network: {text}."
+        return replace(after, knobs=knobs, validation=found, model_note=note, switched=True, metric_why=self.metric_why)
+
+
+def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, config: ExperimentConfig) -> Settled:
+    """From what was said (`base`, `methods`: perhaps none) and the data; `config` is any experiment of this base."""
+    about, why = population.about, ""
+    base = {"safe_steps": True, **base}
+    if not base.get("metric") and about["task"] in ("regression", "classification"):
+        rows, _ = (train := make_split(population, config).train).of(train.clients)
+        base["metric"], why = default_metric(about, population.columns["y"].numpy()[rows])
+    rivals: dict[str, Rival] = {}
+    named = dict(base.get("model") or {"name": "auto"})
+    small = about.get("input", "table") == "table" and not about.get("model") and named == {"name": "auto"}
+    if small and about["task"] in ("regression", "classification"):
+        linear = {"model": {"name": "linear"}}
+        base |= linear
+        if population.rows >= ENOUGH_ROWS and not base.get("privacy") and not methods:
+            mlp = {"model": {"name": "mlp", "hidden": [64]}}
+            rates = tuple({"lr": rate} for rate in RATES)
+            rivals = {"linear": Rival(linear, "shared", ({},)), "mlp": Rival(mlp, "fedavg", rates)}
+    return replace(_methods(base, methods, about), rivals=rivals, metric_why=why)
+
+
+def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]) -> Settled:
+    """The methods, and how each is fitted with this model."""
+    options = dict(base.get("model") or {"name": "auto"})
+    task = build_task(about, options.pop("name", "auto"), **options)
+    head = task.linear()
+    solvable = head is not None and about.get("input", "table") == "table"
+    linear = solvable and task.network.is_linear
+    private = bool(base.get("privacy"))
+    exact = linear and not private and not getattr(task, "hinge", False)
+    methods = asked
+    if not methods:
+        rows, columns = head.coefficients(task.init(0)).shape if head is not None else (1, 0)
+        few = head is not None and max(rows - 1, 1) * columns <= Mixed.most_coefficients
+        methods = tuple(name for name in (LINEAR if exact else NETWORK) if name != "mixed" or few)
+        if solvable and not exact and not private and few and not getattr(task, "hinge", False):
+            methods = (*methods, "mixed")
+        if (base.get("data") or {}).get("group"):
+            methods = (*methods, *GROUPS)
+    knobs: dict[str, dict[str, Any]] = {}
+    grid: dict[str, dict[str, Any]] = {}
+    silos = (base.get("split") or {}).get("protocol", "cross-silo") == "cross-silo"
+    for name, kind in METHODS.items():
+        has_solver = "solver" in {entry.name for entry in fields(kind)}
+        if has_solver and linear:
+            knobs[name] = {"solver": "exact"}
+        elif has_solver and solvable and issubclass(kind, FineTune) and name != "local":
+            grid[name] = {"solver": ["sgd", "exact"]}
+        if issubclass(kind, FineTune) and solvable and silos:
+            knobs.setdefault(name, {})["choose"] = "auto"
+    follows = {}
+    if exact and "fedavg" not in methods:
+        follows = {name: "shared" for name, kind in METHODS.items() if kind.after == "fedavg"}
+    if not linear:
+        follows["mixed"] = "fedavg"
+    return Settled(base, methods, knobs, grid, follows, asked=asked, about=about)
