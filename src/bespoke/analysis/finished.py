@@ -226,7 +226,7 @@ class Finished:
 
 def _candidates(method: Method, clients: Ints, others: Ints, sums: Scores) -> Candidates:
     def typed(part: str, kind: str, whose: Ints) -> Any:
-        return SCORES[kind](whose, sums[part]) if sums.get(part) else None
+        return SCORES.get(kind, ValidationScores)(whose, sums[part]) if sums.get(part) else None
 
     own = typed("validation", "validation", clients)
     held_out = typed("held out", "validation", others) if len(others) else own
