@@ -180,6 +180,7 @@ def test_a_hundredth_of_a_percent_hurts_nobody(tmp_path: Path, errors: np.ndarra
     said = [s for s in summary.answer if s.startswith("Finetune hurts 0 % of clients beyond chance (74.0 % raw; ")]
     assert len(said) == 1
     assert "Hurt most" not in said[0]
+    assert said[0].endswith("No single client stands out from chance by its own test rows.")
 
 
 def test_who_is_hurt_is_found_and_named(tmp_path: Path, errors: np.ndarray) -> None:

@@ -246,6 +246,8 @@ def _who_is_hurt(summary: Summary, top: MethodSummary) -> list[str]:
     elif math.isfinite(against.hurt_beyond):
         names = [f"{shorten(row.client)} ({_with_bounds(row)})" for row in against.most_hurt if row.beyond][:3]
         most = f" Hurt most: {', '.join(names)}." if names else ""
+        if not against.hurt_beyond and not against.helped_beyond:
+            most = " No single client stands out from chance by its own test rows."
         stand_in = f" (judged by the {metric_name(against.rows_metric)} of their test rows)"
         sentences.append(
             f"{top.title} hurts {beyond_chance(against, 'hurt')}, and helps {beyond_chance(against, 'helped')}"
