@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -196,17 +197,16 @@ def test_columns_that_repeat_others_are_left_to_statsmodels_once(random):
 
 
 def scores(pooled, own, metric="mse"):
-    """Clients' scores under two fits in one seed; the validation rows have the same ones."""
-    both = [("pooled", pooled), ("local", own)]
+    """Clients' scores under two fits in one seed; on validation rows, which must not matter, all are zero."""
+    parts = [("pooled", "test", pooled), ("local", "test", own), ("local", "validation", np.zeros(len(own)))]
     return pd.concat([
-        pd.DataFrame({"fit": fit, "seed": 0, "part": part, "client": range(len(values)), metric: values,
-                      **({} if metric == "mse" else {"loss": 1 - np.asarray(values)})})
-        for fit, values in both for part in ("validation", "test")
+        pd.DataFrame({"fit": fit, "seed": 0, "part": part, "client": range(len(values)), metric: values})
+        for fit, part, values in parts
     ])  # fmt: skip
 
 
 def answer(claims, value=1.0, interval=(-60.0, -40.0), metric="mse"):
-    return judge.Answer(metric, 2.0, claims, "Local", value, "Local", interval, "")
+    return judge.Answer(metric, 2.0, claims, "Local", value, "Local", interval, "", (0,))
 
 
 def test_the_oracles_gain_is_that_of_the_means():
@@ -226,6 +226,17 @@ def test_a_claim_is_right_where_the_oracle_gains_beyond_chance():
     assert judge.judge(answer(False), open_).sign
     tiny = judge.measured({}, scores([2.0] * 9, [1.99] * 9))  # sure, but half a percent
     assert judge.judge(answer(False), tiny).sign
+
+
+def test_the_oracles_interval_is_widened_for_the_choice_among_its_fits(random):
+    own = 2.0 + random.normal(size=40) - 0.33  # the mean's deviation is 1/6: a gain of about two of them
+    one = scores([2.0] * 40, own)
+    more = pd.concat([one, *(scores([], [9.0] * 40).assign(fit=fit) for fit in ("shrunken", "mixed-slopes"))])
+    narrow, wide = judge.measured({}, one), judge.measured({}, more)
+    assert narrow.personal == wide.personal == "local"
+    deviation = own.std() / np.sqrt(40)  # percentiles of a normal mean: 1.96 deviations, and 2.39 for 0.05 / 3
+    for found, width in ((narrow, 1.96 * deviation), (wide, 2.39 * deviation)):
+        np.testing.assert_allclose(np.array(found.interval) - found.change, [-width, width], rtol=0.1)
 
 
 def test_close_and_size_have_their_bounds():
@@ -250,7 +261,7 @@ def summary(verdict, personal=True, shared=True, value=1.0):
     own = {"label": "local", "title": "Local", "personal": personal, "mean": {"value": value}, "against": against}
     base = {"label": "fedavg", "title": "FedAvg", "personal": False, "mean": {"value": 2.0}, "against": None}
     return {"metric": "mse", "lower_is_better": True, "baseline": "fedavg", "baseline_is_shared": shared,
-            "methods": [base, own], "answer": ["So."]}  # fmt: skip
+            "methods": [base, own], "answer": ["So."], "seeds": [0, 1]}  # fmt: skip
 
 
 def test_bespokes_claim_is_a_personal_method_that_is_better():
@@ -261,6 +272,18 @@ def test_bespokes_claim_is_a_personal_method_that_is_better():
         found = judge.understood(said)
         assert (found.claims, found.recommended, found.value) == (False, "FedAvg", 2.0)
     assert np.isnan(judge.understood(summary("better", value=None)).value)
+
+
+def test_the_oracle_speaks_of_the_seeds_that_bespoke_was_run_with(tmp_path):
+    (table,) = tables.declared(["Milk"])
+    both = pd.concat([scores([2.0] * 4, [1.0] * 4), scores([2.0] * 4, [3.0] * 4).assign(seed=1)])
+    (tmp_path / "oracle").mkdir()
+    both.to_parquet(tmp_path / "oracle" / "nlme-Milk.parquet")
+    (tmp_path / "oracle" / "nlme-Milk.json").write_text("{}")
+    assert judge.read_oracle(table, tmp_path).change == 0.0
+    assert judge.read_oracle(table, tmp_path, answer(True)).change == -1.0
+    with pytest.raises(UserError, match=r"seeds \[2\]"):
+        judge.read_oracle(table, tmp_path, replace(answer(True), seeds=(0, 2)))
 
 
 # Runs

