@@ -149,6 +149,7 @@ def test_a_comparison_of_one_method_in_two_settings(tmp_path: Path) -> None:
         ({"a": {"method": "hypclust"}}, "Did you mean 'hypcluster'"),
         ({"a": {"method": ["fedavg"]}}, "unknown method"),
         ({"a": {"method": "fedavg", "before": "ensemble"}}, "a list of stages"),
+        ({"a": {"method": "fedavg", "before": ["ensemble"]}}, "a list of stages"),
         ({"a": {"method": "fedavg", "before": [{"rounds": 3}]}}, "names no method"),
         ({"local": {"method": "fedavg"}}, "the name of another method"),
         ({"a": {"method": "group-fl", "after": "fedav"}}, "unknown entry 'fedav'.*Did you mean 'fedavg'"),

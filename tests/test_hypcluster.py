@@ -270,8 +270,13 @@ def test_only_an_empty_cluster_is_started_again_and_as_a_copy_of_the_largest() -
     assert state["time"].tolist() == [4, 0, 4]  # a new model has a new optimizer
     assert state["moment"]["weight"][1].item() == 0.0
     server = after(server, 1, 0, 4)
-    assert vacant(server) == 1  # nobody joined: it is tried again
-    assert vacant(after(server, 1, 2, 2)) == -1
+    assert vacant(server) == 1  # for two rounds, whoever comes
+    server = after(server, 1, 0, 4)
+    assert vacant(server) == -1
+    assert server["empty"].tolist() == [0, 0, 0]
+    server = after(after(server, 0, 0, 4), 0, 0, 4)  # two are empty: one after the other
+    assert vacant(server) == 0
+    assert vacant(after(after(server, 2, 0, 4), 2, 0, 4)) == 1
     # one client's loss is the mean of one; half a client, which noise may leave, counts as one
     assert float(after(server, 1, 0, 0, loss=3.0)["loss"]) == 3.0
     assert float(after(server, 0.5, 0, 0, loss=3.0)["loss"]) == 3.0

@@ -5,9 +5,9 @@ k models w_1, ..., w_k. In a round client i picks the one with the lowest loss o
 j(i) = argmin_j f_i(w_j), trains it as in FedAvg, and the server averages the changes of each cluster by itself:
 w_j <- w_j + step(sum_{i: j(i) = j} n_i (w_i - w_j) / sum_{i: j(i) = j} n_i). A model that nobody picked stays as it is.
 
-With `reseed` (not in the papers) a cluster that nobody picked for so many rounds is started again: it becomes
-a copy of the largest cluster's model. In the next round every client whose loss f_i(w_j(i)) is above the mean loss of
-the round before trains this copy instead of its own choice. The mean follows from a sum: the server sees no one's loss.
+With `reseed` (not in the papers) a cluster that nobody picked for so many rounds is started again: it becomes a copy of
+the largest cluster's model, and for as many rounds every client whose loss under the best of the other models is above
+the mean of the round before trains this model instead. The mean follows from a sum: the server sees no one's loss.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class HypCluster(Ensemble):
         "none", "layers that all clusters have in common: none, or all but the last (IFCA's weight sharing)"
     )
     reseed: int = knob(
-        0, "rounds after which an empty cluster is started again from the clients that are served worst; 0: never", ge=0
+        0,
+        "rounds after which an empty cluster is started again, and for which the worst served train it; 0: never",
+        ge=0,
     )
 
     name = "hypcluster"
@@ -86,9 +88,9 @@ class HypCluster(Ensemble):
         return {**down, "vacant": self.vacant(server), "threshold": server["loss"]} if self.reseed else down
 
     def vacant(self, server: Tree) -> Tensor:
-        """The cluster that has been empty for longest, if for `reseed` rounds; else -1."""
-        longest = server["empty"].argmax()
-        return torch.where(server["empty"][longest] >= self.reseed, longest, -1)
+        """The cluster that is being started again, or -1: its rounds count upwards from -reseed."""
+        lowest = server["empty"].argmin()
+        return torch.where(server["empty"][lowest] < 0, lowest, -1)
 
     def params(self, server: Tree) -> Params:
         """All k models, stacked, each with its copy of the common layers."""
@@ -105,14 +107,14 @@ class HypCluster(Ensemble):
     def pick(self, down: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
         """The cluster whose model has the lowest loss on these rows, and that loss.
 
-        The first of equals, never one that diverged. A client that is served worse than the mean joins the cluster that
-        is being started again, if there is one.
+        The first of equals, never one that diverged. While a cluster is being started again, clients that the others
+        serve worse than the mean join it.
         """
         rows, places = batches.rows(), torch.arange(self.k)
         scores = [self.task.score(self.task.predict(self.model(down, j), rows), rows) for j in places]
         sums = torch.stack([score["loss"] for score in scores]).nan_to_num(nan=torch.inf)
         if self.reseed:
-            sums = sums.masked_fill(places == down["vacant"], torch.inf)  # it is a copy of another one
+            sums = sums.masked_fill(places == down["vacant"], torch.inf)  # the loss is that under the others
         cluster, loss = sums.argmin(), sums.min() / scores[0]["count"].clamp(min=1.0)
         if self.reseed:
             cluster = torch.where((down["vacant"] >= 0) & (loss > down["threshold"]), down["vacant"], cluster)
@@ -154,12 +156,16 @@ class HypCluster(Ensemble):
         return self.reseeded(after, server["empty"], cohort.sums["loss"]) if self.reseed else after
 
     def reseeded(self, server: Tree, empty: Tensor, loss: Tensor) -> Tree:
-        """Counts the rounds that clusters have been empty; the one to start again becomes a copy of the largest."""
+        """Counts the rounds that clusters have been empty; one that is started again becomes a copy of the largest."""
         count = server["count"]
-        empty = torch.where(count < 0.5, empty + 1, 0.0)  # noise makes counts fractions, and of either sign
+        # noise makes counts fractions, and of either sign
+        empty = torch.where((empty < 0) | (count < 0.5), empty + 1, 0.0)
+        vacant, largest = int(empty.argmax()), int(count.argmax())
+        begins = bool((empty >= 0).all() and empty[vacant] >= self.reseed)
+        if begins:
+            empty[vacant] = -self.reseed
         server = {**server, "empty": empty, "loss": loss / count.sum().clamp(min=1.0)}
-        vacant, largest = int(self.vacant(server)), int(count.argmax())
-        if vacant < 0:
+        if not begins:
             return server
         places = torch.arange(self.k)
         places[vacant] = largest
