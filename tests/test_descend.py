@@ -114,3 +114,21 @@ def test_a_task_s_own_descent_is_asked_only_for_what_it_can_do() -> None:
     assert not asked
     task.answer = {"w": torch.tensor([42.0])}
     assert float(descend(task, w, steps, lr=0.1, only=("w",))["w"]) == 42.0
+
+
+def test_a_task_may_bound_the_rate_by_the_curvature_that_the_terms_add() -> None:
+    """Decay 0.5 and a pull of 2 add 2.5; a pull without an anchor adds nothing. Half the rate: half the step."""
+    asked: list[Any] = []
+
+    class Careful(Square):
+        def safe_rate(self, params: Params, batches: Any, lr: float, more: float) -> float:
+            asked.append(more)
+            return lr / 2
+
+    task: Any = Careful()
+    steps: Any = Steps(1.0)
+    w = {"w": torch.tensor([1.0])}
+    assert float(descend(task, w, steps, lr=0.1)["w"]) == pytest.approx(0.95)
+    descend(task, w, steps, lr=0.1, weight_decay=0.5, anchor={"w": torch.tensor([3.0])}, pull=2.0)
+    descend(task, w, steps, lr=0.1, weight_decay=0.5, pull=2.0)
+    assert asked == [0.0, 2.5, 0.5]
