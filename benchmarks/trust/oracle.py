@@ -383,7 +383,7 @@ def consult(table: Table, folder: Path) -> None:
     from threadpoolctl import threadpool_limits  # small matrices: threads would only wait for each other
 
     path = table.write(folder / "tables")
-    begun, rows, chosen, failed = time.perf_counter(), [], {}, {}
+    begun, rows, chosen, failed = time.process_time(), [], {}, {}
     about: dict[str, Any] = {}
     for seed, split in zip(SEEDS, splits(path, table)):
         about = {
@@ -412,5 +412,5 @@ def consult(table: Table, folder: Path) -> None:
     target = folder / "oracle" / f"{table.slug}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
     scores[~scores["fit"].isin(failed)].to_parquet(target, index=False)
-    about |= {"seconds": time.perf_counter() - begun, "failed": failed, "chosen": chosen}
+    about |= {"seconds": time.process_time() - begun, "failed": failed, "chosen": chosen}
     write_text(target.with_suffix(".json"), json.dumps(about, indent=1))  # last: without it the table is unfinished
