@@ -62,6 +62,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {  # (file, the changed line) -> why no
     ("methods/grouped.py",
      "return any(params[name].dim() > leaf.dim() for name, leaf in task.fresh(1).items())"):
         "all draws have the same shapes",
+    ("methods/grouped.py",
+     "return all(params[name].dim() > leaf.dim() for name, leaf in task.fresh(0).items())"):
+        "models lie stacked in all of their leaves or in none",
+    ("sampling.py", "wanted = min(int(np.ceil(self.size * self.over_select - 2e-09)), len(everyone))"):
+        "a billionth or two: both are above rounding and below any share that can be given",
     ("sampling.py", "with (np.errstate()):"): "hides a warning, changes no number",
     ("sampling.py", "slow = (_normal('speed', self.seed, keys) - _normal('luck', self.seed, round, keys))"):
         "luck is as often good as bad: the same distribution",

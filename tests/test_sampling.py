@@ -13,7 +13,7 @@ from scipy import stats
 from bespoke.data.population import Population
 from bespoke.data.splits import Part, Train, everything
 from bespoke.randomness import mix
-from bespoke.sampling import Sampler
+from bespoke.sampling import Sampler, _normal
 
 EXAMPLES = (1, 2, 3, 4, 5, 10, 20, 5)
 
@@ -167,6 +167,25 @@ def test_stragglers_are_the_slow_ones() -> None:
     without = sampler(60, 50, over_select=1.2)
     late = [set(range(60)) - set(without.draw(n).reported.tolist()) for n in range(1, 201)]
     assert np.bincount([c for missing in late for c in missing], minlength=60).std() < 10
+
+
+def test_a_group_draws_among_its_own_and_unknown_groups_draw_nobody() -> None:
+    """Clients 0 and 3 have no known group, nobody is in group 2: cohorts of one of two, and of two of three."""
+    both = sampler(7, 2).by_group(np.array([0, 1, 1, 0, 3, 3, 3]))
+    assert {number: one.clients.tolist() for number, one in both.groups.items()} == {1: [1, 2], 3: [4, 5, 6]}
+    for number in range(1, 20):
+        drawn = both.draw(number).contacted.tolist()
+        assert drawn[:2] == [1, 2]
+        assert len(drawn) == 4
+        assert set(drawn[2:]) < {4, 5, 6}
+    many = 1 + np.arange(900) * 7 % 3  # members stay in order, however many: draws are by their place
+    for number, one in sampler(900, 2).by_group(many).groups.items():
+        assert np.array_equal(one.clients, np.flatnonzero(many == number))
+
+
+def test_speeds_are_standard_normal() -> None:
+    drawn = _normal("speed", 3, mix("key", np.arange(20_000, dtype=np.uint64)))
+    assert stats.kstest(drawn, "norm").pvalue > 1e-3
 
 
 class Counted(np.ndarray):
