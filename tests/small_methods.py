@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
+from bespoke.methods import MRMTL, Ditto, FineTune, Mixed, PFedMe
 from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, add_scaled, norm, scale, subtract, tree_map, zeros_like
@@ -200,4 +202,58 @@ class Silent(FedAvg):
     uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "promised": Reveal.SUM}
 
 
-SMALL_METHODS: tuple[type[FedAvg], ...] = (Drift, SmallDitto, Median, Offsets, Motley4, Bounded)
+@dataclass(frozen=True)
+class SolvedFineTune(FineTune):
+    """Fine-tuning whose candidates are fits to convergence."""
+
+    solver: Literal["sgd", "exact"] = "exact"
+    pulls: tuple[float, ...] = (0.1, 1.0)
+    intercepts: tuple[float, ...] = (0.5,)
+    name = "solved-finetune"
+
+
+@dataclass(frozen=True)
+class SolvedDitto(Ditto):
+    """Ditto with private models fitted to convergence."""
+
+    solver: Literal["sgd", "exact"] = "exact"
+    name = "solved-ditto"
+
+
+@dataclass(frozen=True)
+class SolvedMRMTL(MRMTL):
+    """MR-MTL with private models fitted to convergence."""
+
+    solver: Literal["sgd", "exact"] = "exact"
+    name = "solved-mr-mtl"
+
+
+@dataclass(frozen=True)
+class SolvedPFedMe(PFedMe):
+    """pFedMe with personal models fitted to convergence."""
+
+    solver: Literal["sgd", "exact"] = "exact"
+    name = "solved-pfedme"
+
+
+@dataclass(frozen=True)
+class FullMixed(Mixed):
+    """A mixed model whose coefficients vary together, without groups."""
+
+    covariance: Literal["diagonal", "full"] = "full"
+    groups_vary: bool = False
+    name = "full-mixed"
+
+
+@dataclass(frozen=True)
+class RobustMixed(Mixed):
+    """A mixed model with heavy tails."""
+
+    robust: bool = True
+    name = "robust-mixed"
+
+
+SOLVED_METHODS: tuple[type[Method], ...] = (
+    SolvedFineTune, SolvedDitto, SolvedMRMTL, SolvedPFedMe, FullMixed, RobustMixed,
+)  # fmt: skip
+SMALL_METHODS: tuple[type[Method], ...] = (Drift, SmallDitto, Median, Offsets, Motley4, Bounded, *SOLVED_METHODS)

@@ -338,7 +338,7 @@ def test_without_groups_it_is_refused() -> None:
         build(checked({"data": data, "stage": stages}, "here"))
     stages.insert(1, {"method": "feature-groups", "rounds": 1})
     assert len(build(checked({"data": data, "stage": stages}, "here")).stages) == 3
-    with pytest.raises(UserError, match="clip bounds what clients send as delta, and feature-groups sends features"):
+    with pytest.raises(UserError, match="clip acts on what clients send as delta, and feature-groups sends features"):
         build(checked({"data": data, "stage": stages, "transform": {"clip": 1.0}}, "here"))
     wrong = [{"method": "feature-groups", "rounds": 1}, {"method": "ditto", "rounds": 1}]
     with pytest.raises(UserError, match=r"ditto starts from one model, and feature-groups .* a model for each group"):

@@ -120,12 +120,13 @@ def build(
     most = max(stage.rounds for stage in stages)
     every = AUTO_EVERY if any(stage.auto for stage in stages) else max(most // 10, 1)
     sampling = config.cohort.model_dump(exclude={"size"})
+    asked = [name for name in ("clip", "top_k", "quantize") if getattr(config.transform, name) is not None]
     for stage in stages:
-        if config.transform.clip and stage.method.trains and "delta" not in stage.method.uplink:
+        if asked and stage.method.trains and "delta" not in stage.method.uplink:
             sent = ", ".join(stage.method.uplink)
             raise UserError(
-                f"transform.clip bounds what clients send as delta, and {stage.method.name} sends {sent} instead; "
-                "leave one of the two out"
+                f"transform.{asked[0]} acts on what clients send as delta, and {stage.method.name} sends {sent} "
+                "instead; leave one of the two out"
             )
     if config.privacy is not None:
         check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])

@@ -45,8 +45,8 @@ from bespoke.privacy.transform import Transform
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment, Stage
-from bespoke.tensors import flatten, subtract
-from small_methods import Silent, SmallDitto, Talkative
+from bespoke.tensors import flatten, subtract, take
+from small_methods import SOLVED_METHODS, Silent, SmallDitto, Talkative
 from small_worlds import BATCH, FRACTIONS, SIZES, WORLDS, World, owners, spoiled, world
 
 METHOD_NAMES = tuple(every_method())
@@ -62,6 +62,8 @@ def transforms_of(method: str) -> tuple[str, ...]:
 
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
 ELSEWHERE = ("fedavg", "fedprox", "scaffold", "finetune", "knn-per", "per-fedavg", "hypcluster", "ditto", "offsets")
+# Fits to convergence differ by the loss: closed form, Newton's method, an interior point.
+SOLVED = ("shared", "mixed", *(method.name for method in SOLVED_METHODS))
 STEPPING = ("fedavg", "ditto", "pfedme", "per-fedavg", "apfl", "scaffold", "hypcluster")  # rounds in steps
 HEAVY = ("fedavg", "hypcluster", "ditto", "knn-per")  # convolutions and recurrences: slow, nothing new in the others
 
@@ -70,6 +72,9 @@ def _cases() -> Iterator[tuple[str, str, str]]:
     for name in ("linear", "logistic", "logistic-bytes", "hinge"):
         for method in METHOD_NAMES if name == "linear" else (*ELSEWHERE, "mocha"):
             yield from ((name, method, engine) for engine in (*IN_PROCESS, *LINEAR_ONLY) if _worth(method, engine))
+    for name in ("logistic", "hinge"):
+        for method in SOLVED if name == "logistic" else (n for n in SOLVED if n.startswith("solved")):
+            yield from ((name, method, engine) for engine in ("closed form, chunk 64", "fused, chunk 1"))
     for method in ELSEWHERE:
         yield from (("mlp", method, engine) for engine in IN_PROCESS if _worth(method, engine))
     yield from (("cnn", method, "func, chunk 64") for method in HEAVY)
@@ -131,7 +136,8 @@ def _disguised() -> Iterator[tuple[str, str]]:
     for name, kind in every_method().items():
         if kind.trains:
             yield name, "noisy"
-        if kind.trains and name not in ("fedrep", "pfedkm", "feature-groups", "self-fl-clustered"):
+        sends = kind(known_world("linear").task).uplink
+        if kind.trains and "delta" in sends and name not in ("fedrep", "pfedkm", "feature-groups", "self-fl-clustered"):
             yield name, "compressed"
 
 
@@ -457,7 +463,8 @@ def test_candidates_are_as_many_as_models(method: str) -> None:
     orders = Orders.draw(place.split.test.support, np.array([5]), made.support_batching(), key=1)
     params = start(place)
     server = made.init_server(params, setting(place))
-    down = {**made.broadcast(server), **made.unicast(server, 5)}
+    groups, shared = made.groups(server), made.broadcast(server)
+    down = {**(shared if groups is None else take(shared, int(groups[5]))), **made.unicast(server, 5)}
     models = list(made.personalize(down, made.init_private(params), orders.sliced(0)))
     assert len(models) == len(made.candidates())
     assert len(set(made.candidates())) == len(models)

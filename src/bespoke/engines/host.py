@@ -112,6 +112,7 @@ class Host:
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage; `params` are what a client's private state starts from."""
         task: Any = work.method.task
+        task.linear()  # looked up once, now: it makes a network, which vmap does not allow inside it
         self.work = replace(work, method=replace(work.method, task=task.differentiated(self.mode.gradient)))
         self.train_rows = self._held(work.train)
         self.params, self.told = params, State()
