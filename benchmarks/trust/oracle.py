@@ -44,8 +44,9 @@ Ints = NDArray[np.int64]
 SEEDS = (0, 1, 2)  # as `bespoke compare` has them
 PERSONAL = ("local", "shrunken", "mixed-intercept", "mixed-slopes")
 LINEAR = ("pooled", *PERSONAL)
-PENALTIES = 10.0 ** np.arange(-4, 5)
-INTERCEPT = 10.0 ** np.arange(-4, 4, 2)
+RIDGE = 10.0 ** np.arange(-8, 5)  # wide: a feature may vary a thousand times less at one client than at another
+SOFTMAX = 10.0 ** np.arange(-4, 5)
+INTERCEPT = 10.0 ** np.arange(-6, 4, 2)
 MOST_SLOPES = 12  # features up to which all coefficients are random
 SECONDS = 10  # of computing, for one fit of statsmodels
 OPTIMIZERS = ("lbfgs", "powell")  # the second where the first fails, or ends where all variances are zero
@@ -74,6 +75,10 @@ class Split:
     @property
     def loss(self) -> str:
         return "loss" if self.classes else "mse"
+
+    @property
+    def penalties(self) -> Floats:
+        return SOFTMAX if self.classes else RIDGE
 
     def scores(self, part: Part, answer: Floats) -> dict[str, Floats]:
         """The metrics of every client (NaN: no rows); `answer` is the prediction, or the chance of every class."""
@@ -164,7 +169,7 @@ def _pooled(split: Split) -> tuple[Floats, dict[str, Any]]:
         part, everyone = split.train, np.zeros(len(split.train.y), np.int64)
         one = Padded.of(part.x, part.y, split.classes, everyone, 1) if split.classes else None
         sums = None if split.classes else Sums.of(part.x, part.y, everyone, 1)
-        for value in PENALTIES:
+        for value in split.penalties:
             penalty = np.full(width, value)
             penalty[0] = 1e-8
             yield {"penalty": value}, one.softmax(penalty, centre) if one else sums.ridge(penalty, centre)
@@ -186,7 +191,7 @@ def _own(split: Split, centre: Floats) -> Fit:
         sums = None if split.classes else Sums.of(part.x, part.y, part.client, clients)
         for intercept in INTERCEPT:
             w = None
-            for value in PENALTIES[::-1]:  # from the centre outwards: every fit starts at the one before
+            for value in split.penalties[::-1]:  # from the centre outwards: every fit starts at the one before
                 penalty = np.full(width, value)
                 penalty[0] = intercept
                 w = own.softmax(penalty, centre, w) if own else sums.ridge(penalty, centre)
