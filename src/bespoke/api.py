@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from bespoke.comparison import Comparison
 from bespoke.config import check_tune, checked, read_config, read_experiment
+from bespoke.errors import UserError
 from bespoke.experiments import build, to_toml
 from bespoke.metrics.summary import Summary, summarize
 from bespoke.reports.html import write_report
@@ -38,6 +39,8 @@ def compare(
     described = {"source": data} if table is None else {"table": str(table), **columns}
     folder = Path(out)
     base = {"data": described, **(settings or {})}
+    if methods is not None and not (methods := tuple(methods)):
+        raise UserError("methods = []: there is nothing to compare; leave it out for the default methods")
     names, numbers = tuple(methods or ()), tuple(range(seeds))
     Comparison(base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True).run()
     write_report([folder], folder / "report.html")

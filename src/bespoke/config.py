@@ -158,6 +158,8 @@ def check_compare(table: Any, where: str) -> CompareConfig:
     except ValidationError as error:
         raise explain(error, CompareConfig, f"{where}: [compare]") from None
     _check_seeds(found.seeds, f"{where}: [compare]")
+    if found.rounds != AUTO and int(found.rounds) < 1:
+        raise UserError(f"{where}: [compare] rounds = {found.rounds}: it has to be one or more, or {AUTO!r}")
     check_entries(found.entries, where)
     known = {**METHODS, **found.entries}
     for key, names in (("methods", found.methods or []), ("knobs", found.knobs), ("grid", found.grid)):

@@ -28,7 +28,8 @@ PRIVATE_ROUNDS = 60  # noise is calibrated to a number of rounds
 ENOUGH_ROWS = 1_000  # from which a network is tried beside a linear model
 MUCH_BETTER = 0.02  # as a part of the linear model's error: by so much a network has to be better
 BEYOND = 2.5  # standard errors over clients: and so far beyond chance
-RATES = (0.1, 0.3)  # of a network that is tried
+HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
+RATES = (0.03, 0.1, 0.3)  # of it
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,9 @@ class Settled:
         base = {**self.base, **self.rivals["mlp"].base}
         after = _methods(base, self.asked, self.about)
         knobs = {**after.knobs, "fedavg": tried["mlp"].setting}
+        grid = {**after.grid, "fedavg": {}}  # its rate has just been chosen
         note = f"The model is a small network: {text}."
-        return replace(after, knobs=knobs, validation=found, model_note=note, switched=True, metric_why=self.metric_why)
+        return replace(after, knobs=knobs, grid=grid, validation=found, model_note=note, switched=True, metric_why=self.metric_why)
 
 
 def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, config: ExperimentConfig) -> Settled:
@@ -97,7 +99,7 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
         linear = {"model": {"name": "linear"}}
         base |= linear
         if population.rows >= ENOUGH_ROWS and not base.get("privacy") and not methods:
-            mlp = {"model": {"name": "mlp", "hidden": [64]}}
+            mlp = {"model": {"name": "mlp", "hidden": [HIDDEN]}}
             rates = tuple({"lr": rate} for rate in RATES)
             rivals = {"linear": Rival(linear, "shared", ({},)), "mlp": Rival(mlp, "fedavg", rates)}
     return replace(_methods(base, methods, about), rivals=rivals, metric_why=why)
@@ -132,6 +134,8 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
             grid[name] = {"solver": ["sgd", "exact"]}
         if issubclass(kind, FineTune) and solvable and silos:
             knobs.setdefault(name, {})["choose"] = "auto"
+    if not linear:
+        grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}
     if exact and "fedavg" not in methods:
         follows = {name: "shared" for name, kind in METHODS.items() if kind.after == "fedavg"}

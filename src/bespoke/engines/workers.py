@@ -74,7 +74,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
                 population = Population.open(arguments[0], resident=True)
                 host.move(population, _rebound(arguments[1], population))
                 answer = None
-            elif name in ("train", "examine", "personal"):
+            elif name in ("train", "examine", "values", "personal"):
                 shared, own, *rest = arguments
                 rest = [_rebound(value, host.population) for value in rest]
                 answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))

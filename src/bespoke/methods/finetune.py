@@ -24,7 +24,7 @@ from bespoke.methods.grouped import stacked
 from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
 from bespoke.tensors import Params, Tree, take
 
-FREE, BOUND = 1e-6, 1e6  # pulls, in rows: below and above these a coefficient is as good as free, or held
+FREE, BOUND = 1e-6, 1e6  # pulls, in rows: at these a coefficient is as good as free, or held
 
 
 @dataclass(frozen=True)

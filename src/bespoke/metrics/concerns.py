@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MUCH_HURT = 0.25
 SIZEABLE = 20  # test examples from which a client's own number is more than noise
 MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
+ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6)}  # as good as free, or as held
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
 STILL_IMPROVING = 0.01  # of a validation curve in the last tenth of its rounds: it has not converged
 
@@ -184,7 +185,7 @@ def _edge_of_candidates(method: MethodSummary, runs: list[Run], table: pd.DataFr
             continue
         for edge, which in ((values[0], "smallest"), (values[-1], "largest")):
             part = sum(value == edge for value in picked) / len(rows)
-            if part > MANY and not (which == "smallest" and word == "epoch"):
+            if part > MANY and not (which == "smallest" and word == "epoch") and (word, edge) not in ENDS:
                 edges.append(f"{word} {edge:g}, the {which} of {len(values)}, by {percent(100 * part)} % of clients")
     return [Concern(method.label, "grid", f"{method.title}: chosen at the edge of what was tried: {listing(edges)}. "
                     "The best value may lie beyond.")] if edges else []  # fmt: skip
