@@ -28,6 +28,7 @@ PRIVATE_ROUNDS = 60  # noise is calibrated to a number of rounds
 ENOUGH_ROWS = 1_000  # from which a network is tried beside a linear model
 MUCH_BETTER = 0.02  # as a part of the linear model's error: by so much a network has to be better
 BEYOND = 2.5  # standard errors over clients: and so far beyond chance
+CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0, 10.0, 100.0]}  # pulls to try
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
 
@@ -82,7 +83,10 @@ class Settled:
         knobs = {**after.knobs, "fedavg": tried["mlp"].setting}
         grid = {**after.grid, "fedavg": {}}  # its rate has just been chosen
         note = f"The model is a small network: {text}."
-        return replace(after, knobs=knobs, grid=grid, validation=found, model_note=note, switched=True, metric_why=self.metric_why)
+        why = self.metric_why
+        return replace(
+            after, knobs=knobs, grid=grid, switched=True, metric_why=why, model_note=note, validation=found
+        )  # fmt: skip
 
 
 def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, config: ExperimentConfig) -> Settled:
@@ -132,6 +136,8 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
             knobs[name] = {"solver": "exact"}
         elif has_solver and solvable and issubclass(kind, FineTune) and name != "local":
             grid[name] = {"solver": ["sgd", "exact"]}
+        if has_solver and issubclass(kind, FineTune) and solvable and about["task"] == "classification":
+            knobs.setdefault(name, {}).update(CLASSES)  # Newton's method for each, where squares have a closed form
         if issubclass(kind, FineTune) and solvable and silos:
             knobs.setdefault(name, {})["choose"] = "auto"
     if not linear:

@@ -6,6 +6,7 @@ The same host runs in this process, in a worker process, or (later) in a Ray act
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -383,12 +384,12 @@ class Host:
         metric: str, new: bool,
     ) -> Tensor | list[Tensor]:  # fmt: skip
         """A row of values for each of these clients."""
-        method, task = self.work.method, self.work.method.task
+        method, task, last = self.work.method, self.work.method.task, int(chosen.max())
 
         def one(down: Tree, private: Tree, batches: Any, rows: Params, pick: Tensor) -> Tensor:
             kept = torch.zeros_like(rows["mask"])
             models = self._models(down, private, batches, new)
-            for place, outputs in enumerate(method.outputs(models, {"query": rows})):
+            for place, outputs in enumerate(method.outputs(itertools.islice(models, last + 1), {"query": rows})):
                 kept = torch.where(pick == place, task.row_values(outputs["query"], rows, metric), kept)  # type: ignore[attr-defined]
             return kept
 

@@ -105,9 +105,9 @@ class FineTune(Method):
         for word, name in names.items():
             values = sorted(getattr(self, name))
             if len(values) > 1 and chosen.get(word) == f"{values[0]:g}" and values[0] > FREE:
-                wider[name] = (max(values[0] ** 2 / values[1], FREE), *values)
+                wider[name] = (max(float(f"{values[0] ** 2 / values[1]:.6g}"), FREE), *values)
             elif len(values) > 1 and chosen.get(word) == f"{values[-1]:g}" and values[-1] < BOUND:
-                wider[name] = (*values, values[-1] ** 2 / values[-2])
+                wider[name] = (*values, float(f"{values[-1] ** 2 / values[-2]:.6g}"))
         if self.solver == "sgd" and chosen.get("epoch") == str(self.epochs):
             wider |= {"epochs": 2 * self.epochs, "every": 2 * self.every}
         return wider

@@ -22,6 +22,7 @@ MUCH_HURT = 0.25
 SIZEABLE = 20  # test examples from which a client's own number is more than noise
 MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
 ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6)}  # as good as free, or as held
+PERFECT = 0.005  # of a constant prediction's error: a shared model that leaves less is too good to be true
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
 STILL_IMPROVING = 0.01  # of a validation curve in the last tenth of its rounds: it has not converged
 
@@ -47,6 +48,7 @@ def concerns(study: Study, summary: Summary, table: pd.DataFrame) -> list[Concer
     found += [Concern("", "state", str(note)) for note in study.compare.get("notes") or []]
     found += _small_test_sets(summary, sizes)
     found += _rounds(summary)
+    found += _perfect(summary)
     for method in summary.methods:
         runs = [run for run in study.runs if run.label == method.label]
         found += _converged(summary, method)
@@ -61,6 +63,23 @@ def _checked(check: dict[str, Any]) -> Concern:
     """What a check of the data found."""
     severity: Severity = "serious" if check.get("severity") == "serious" else "note"
     return Concern("", str(check.get("kind") or "data"), str(check.get("text") or ""), severity)
+
+
+def _perfect(summary: Summary) -> list[Concern]:
+    """A shared model that hardly errs: perhaps a column is the target in disguise."""
+    base = next((m for m in summary.methods if m.label == summary.baseline), None)
+    plain = next((r for r in summary.references if r.label == "constant"), None)
+    if base is None or plain is None or not math.isfinite(base.mean.value) or not math.isfinite(plain.mean.value):
+        return []
+    # what a score such as accuracy lacks of one is an error as well
+    errors = [m.mean.value if summary.lower_is_better else 1 - m.mean.value for m in (base, plain)]
+    if errors[1] < 0.01 * (not summary.lower_is_better) or errors[0] > PERFECT * errors[1]:
+        return []
+    text = (
+        f"{base.title} leaves {percent(100 * errors[0] / errors[1])} % of the error of a constant prediction: a column "
+        "may tell the target itself; if so, leave it out with --features."
+    )
+    return [Concern("", "leak", text, "serious")]
 
 
 def _rounds(summary: Summary) -> list[Concern]:
