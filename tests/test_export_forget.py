@@ -166,6 +166,23 @@ def test_classes_come_out_by_name(tmp_path: Path, name: str, classes: tuple[str,
         assert np.asarray(classes)[chances.argmax(1)].tolist() == said.tolist()
 
 
+def test_a_mixed_model_knows_how_far_it_may_be_off(tmp_path: Path) -> None:
+    run = begin(tmp_path, [{"method": "mixed", "rounds": "auto"}])
+    model = load_personal(export_personal(run, "north", tmp_path / "model")["folder"])
+    rows = np.array([[170.0, 3e4, 1, 0, 0], [200.0, np.nan, 0, 1, 0]])[:, : len(model.about["features"])]
+    rows = np.pad(rows, ((0, 0), (0, len(model.about["features"]) - rows.shape[1])))
+    (low, high), (lower, higher) = model.interval(rows, 0.5), model.interval(rows, 0.9)
+    middle = model.predict(rows)
+    np.testing.assert_allclose((low + high) / 2, middle)
+    np.testing.assert_allclose((higher - lower) / (high - low), 1.644854 / 0.674490, rtol=1e-4)
+    with pytest.raises(UserError, match="level = 2"):
+        model.interval(rows, 2)
+    other = begin(tmp_path / "other", [{"method": "fedavg", "rounds": 1}])
+    plain = load_personal(export_personal(other, "north", tmp_path / "plain")["folder"])
+    with pytest.raises(UserError, match="only a mixed model"):
+        plain.interval(rows)
+
+
 def test_export_is_the_runs_own_model_to_the_bit(tmp_path: Path) -> None:
     run = begin(tmp_path, DITTO)
     _, raw, experiment = opened(run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+import bespoke
 from bespoke.bayes import three_levels
 from bespoke.data.population import Population
 from bespoke.data.splits import Support, everything
@@ -185,3 +188,30 @@ def test_a_newcomer_starts_at_the_common_coefficients_and_moves_as_rows_arrive()
         shares.append(float(method.posterior(method._squares(problem), down)["m"][0]))
     spread, noise = float(server["spread"][0, 0]), float(server["noise"])
     np.testing.assert_allclose(shares, [spread / (spread + noise / n) for n in (1, 10, 1000)], rtol=1e-6)
+
+
+def test_moments_alone_end_where_the_likelihood_is_greatest() -> None:
+    """With as many rows for everyone, EM from moments and scoring from sums are two ways to one maximum."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 15, 2))
+    own = rng.normal(size=(60, 3)) * [0.7, 0.6, 0.5]
+    y = 1 + own[:, :1] + np.einsum("krj,kj->kr", x, np.array([2.0, -0.5]) + own[:, 1:]) + rng.normal(size=(60, 15))
+    names = np.repeat([f"c{i:02d}" for i in range(60)], 15)
+    columns = {"x": x.reshape(-1, 2).astype(np.float32), "y": y.ravel().astype(np.float32)}
+    people = Population.build(columns, names, about={"name": "even"})
+    moments = fitted(Mixed(TASK, statistics="moments"), people, rounds=300)
+    sums = fitted(Mixed(TASK, reml=False), people)
+    for name in ("beta", "spread", "noise"):
+        torch.testing.assert_close(moments[name], sums[name], rtol=5e-3, atol=1e-4)
+
+
+def test_under_privacy_moments_are_sent_and_noise_leaves_them_of_use(tmp_path: Path) -> None:
+    privacy = {"noise": 1.0, "clip": 1.0, "reproducible": True, "public_statistics": True}
+    found = {}
+    for name, more in (("plain", {}), ("private", {"privacy": privacy})):
+        stage = {"method": "mixed", "rounds": 15, **({} if more else {"statistics": "moments"})}
+        found[name] = bespoke.run({"data": {"source": "hsb82"}, "stage": [stage], **more}, tmp_path / name)["query"]
+    lines = (tmp_path / "private/ledger.jsonl").read_text().splitlines()
+    revealed = next(line["revealed"] for line in map(json.loads, lines) if line.get("round") == 1)
+    assert set(revealed) == {"mean", "square", "noise", "clients"}
+    assert found["private"] < 1.05 * found["plain"]

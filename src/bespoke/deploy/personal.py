@@ -156,6 +156,19 @@ class PersonalModel:
         names = self.about["classes"]
         return np.asarray(names)[place.numpy()] if names else place.numpy()
 
+    def interval(self, rows: ArrayLike, level: float = 0.9) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Bounds between which the target lies with this probability (regression by a mixed model)."""
+        from scipy.stats import norm
+
+        outputs = self.outputs(rows)
+        if self.about["task"] != "regression" or outputs.shape[-1] != 2:
+            raise UserError("only a mixed model of a regression knows how far its predictions may be off")
+        if not 0 < level < 1:
+            raise UserError(f"level = {level}: a probability between 0 and 1")
+        mean, deviation = (outputs[..., i].double().numpy() * self.about["target_unit"] for i in (0, 1))
+        reach = norm.ppf((1 + level) / 2) * deviation
+        return mean + self.about["target_centre"] - reach, mean + self.about["target_centre"] + reach
+
     def probabilities(self, rows: ArrayLike) -> NDArray[Any]:
         """Class probabilities (classification)."""
         if self.about["task"] == "regression" or self.about["hinge"]:

@@ -15,7 +15,9 @@ in it. A round asks of each client, at the current beta, D, s, with A = X'X / s 
 Only sums of these leave the clients (of each group, where there are groups). The server solves for beta exactly and
 takes a step of Fisher scoring, or of EM, in the variances. Classes go by Laplace's approximation: A is the
 Hessian at the client's posterior mode, r what makes that mode V r, and s is one. With `statistics = "each"` every
-client sends X'X, X'y, y'y and n once (DLMM: Luo et al., 2022), and the server makes all rounds of it by itself.
+client sends X'X, X'y, y'y and n once (DLMM: Luo et al., 2022), and the server makes all rounds of it by itself. With
+`statistics = "moments"`, the default under [privacy], it sends m, m^2 + diag V and its mean squared residual alone: few
+numbers of about one size, which clipping and noise leave of use; the server's step is plain EM around the mean of m.
 
 `robust = true` lets single clients differ by far without making all of them look different: each client has a noise
 variance of its own (inverse gamma) and each b_kj a precision weight (Student's t with `freedom` degrees), both found by
@@ -37,6 +39,7 @@ from bespoke.methods.solved import WHOLE
 from bespoke.tensors import Params, Tree, take
 
 TINY = 1e-10  # least variance between clients
+LEAST = 1e-5  # variance, where noise may have made it negative
 FLAT = 1e-9  # a direction of which so small a part of the information is known is not told at all
 ALONE = 500  # rounds that a server makes by itself, at most
 INNER = 4  # variational steps of a client, if robust
@@ -52,8 +55,10 @@ class Mixed(Method):
     reml: bool = knob(True, "variances by restricted maximum likelihood; off: maximum likelihood")
     robust: bool = knob(False, "heavy tails and a noise variance for each client; diagonal covariance only")
     freedom: float = knob(4.0, "robust: degrees of freedom of the tails", gt=2)
-    statistics: Literal["sums", "each"] = knob(
-        "sums", "what the server sees: sums, round by round, or each client's X'X and X'y, once (regression only)"
+    statistics: Literal["sums", "moments", "each"] = knob(
+        "sums",
+        "what the server sees: sums round by round, sums of moments alone (for noise), or each client's X'X and X'y, "
+        "once (regression only)",
     )
 
     name = "mixed"
@@ -79,6 +84,8 @@ class Mixed(Method):
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         if self.statistics == "each":
             return dict.fromkeys(("gram", "moment", "square", "rows"), Reveal.EACH)
+        if self.statistics == "moments":
+            return {**dict.fromkeys(("mean", "square", "noise"), Reveal.SUM), "clients": Reveal.COUNT}
         robust = ("precision", "log_precision") if self.robust else ()
         varied = ("moment", "residual") if self.covariance == "full" else ("slope", "curve")
         names = ("information", "score", *varied, "loglik", "variances", *robust, "rows", "clients")
@@ -89,7 +96,7 @@ class Mixed(Method):
         head = self.task.linear()
         centre = self._free(head.coefficients(params))
         size = len(centre)
-        members = setting.groups if self.groups_vary else None
+        members = setting.groups if self.groups_vary and self.statistics != "moments" else None
         rows = 1 if members is None else int(members.max()) + 1
         eye = torch.eye(size, dtype=torch.float64)
         scalar = torch.ones((), dtype=torch.float64)
@@ -128,6 +135,8 @@ class Mixed(Method):
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         if self.statistics == "sums":
             return self._maximized(server, cohort)
+        if self.statistics == "moments":
+            return self._moved(server, cohort.sums)
         members = server["groups"][torch.tensor(cohort.clients)] if "groups" in server else None
         for _ in range(ALONE):
             down, each = self.broadcast(server), cohort.each
@@ -142,6 +151,15 @@ class Mixed(Method):
             if server["settled"]:
                 break
         return {**server, "settled": torch.tensor(True)}
+
+    def _moved(self, server: Tree, sums: Tree) -> Tree:
+        """A step of EM from means over clients: the centre moves by the mean of m, D is their spread around it."""
+        move, square, noise = (sums[name] / sums["clients"] for name in ("mean", "square", "noise"))
+        new = {**server, "beta": server["beta"] + move, "spread": torch.diag((square - move**2).clamp(min=LEAST))}
+        if not self._classes():
+            new["noise"] = noise.clamp(min=LEAST)
+        change = ((_variances(new) - _variances(server)).abs() / (_variances(new) + 1e-3 * new["noise"])).max()
+        return {**new, "settled": (change < CHANGE) & (move.abs().max() < CHANGE)}
 
     def _maximized(self, server: Tree, cohort: Cohort) -> Tree:
         """The next beta and variances from the clients' sums."""
@@ -277,6 +295,10 @@ class Mixed(Method):
     def _told(self, data: Any, down: Tree) -> Tree:
         """What a client says at the current parameters; `data`: its squares or, of classes, its problem."""
         found = self.posterior(data, down)
+        if self.statistics == "moments":
+            left = (found["squares"] + (found["gram"] * found["v"]).sum()) / found["rows"].clamp(min=1.0)
+            moments = {"mean": found["m"], "square": found["m"] ** 2 + found["v"].diagonal(), "noise": left}
+            return {**moments, "clients": torch.ones_like(left)}
         a, v, m, doubt = found["a"], found["v"], found["m"], down["doubt"]
         centre, gram, ones = down["centre"], found["design"], found["design"][0]
         first = centre[: len(gram)]  # of several classes the first two are looked at

@@ -26,7 +26,7 @@ from bespoke.tensors import Params
 Loss = Literal["squares", "softmax", "hinge"]
 JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
 SMALL = 64  # coefficients up to which the cross-entropy's own Hessian is used
-NEWTON_STEPS, HALVINGS = 15, 6
+NEWTON_STEPS, MODE_STEPS, HALVINGS = 15, 10, 6
 SOFTMAX_STEPS = 300
 INTERIOR_STEPS, CENTRED = 40, 1e-10
 
@@ -135,9 +135,10 @@ class LinearProblem:
     def _curved(self, p: Tensor) -> Tensor:
         """The cross-entropy's Hessian at these probabilities: X'(diag(p) - pp')X, a block for each pair of outputs."""
         weights = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) * self.mask[:, None, None]
-        size = self.outputs * self.x.shape[-1]
+        outputs = p.shape[-1]  # all, or the free ones
+        size = outputs * self.x.shape[-1]
         left = (weights[..., None] * self.x[:, None, None, :]).flatten(1)  # (rows, outputs x outputs x inputs)
-        blocks = (left.mT @ self.x).unflatten(0, (self.outputs, self.outputs, -1))
+        blocks = (left.mT @ self.x).unflatten(0, (outputs, outputs, -1))
         return blocks.permute(0, 2, 1, 3).reshape(size, size)
 
     # -- the coefficients that the loss can tell -----------------------------------------------------------------------
@@ -154,20 +155,26 @@ class LinearProblem:
     def at(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The value, gradient and Hessian in the free coefficients."""
         v, held = self.expanded(u), (self.outputs - self.free) * self.x.shape[-1]
-        return self.value(v), self.gradient(v).flatten()[held:], self.hessian(v)[held:, held:]
+        if self.loss != "softmax":
+            return self.value(v), self.gradient(v).flatten(), self.hessian(v)
+        p = F.softmax(self.x @ v.mT, -1)
+        return self.value(v), self.gradient(v).flatten()[held:], self._curved(p[:, 1:])
 
     def mode(self, centre: Tensor, precision: Tensor) -> Tensor:
-        """The free coefficients u of least value + 1/2 (u - centre)' precision (u - centre), by Newton's method."""
-        lengths, u = _lengths(centre), centre
+        """The free coefficients u of least value + 1/2 (u - centre)' precision (u - centre), by Newton's method.
 
-        def objective(u: Tensor) -> Tensor:
-            return self.value(self.expanded(u)) + 0.5 * (u - centre) @ precision @ (u - centre)
-
-        for _ in range(NEWTON_STEPS):
-            _, slope, curved = self.at(u)
-            step = solve_definite(curved + precision, (slope + precision @ (u - centre))[:, None])[:, 0]
-            best = torch.stack([objective(u - length * step) for length in lengths]).argmin()
-            u = u - lengths[best.reshape(1)] * step
+        Of the cross-entropy. Outputs are linear in the length of a step, so that all lengths are tried at once.
+        """
+        lengths, u, hot = _lengths(centre), centre, self._targets
+        for _ in range(MODE_STEPS):
+            outputs, apart = self.x @ self.expanded(u).mT, u - centre
+            p = F.softmax(outputs, -1)
+            slope = ((p * self.mask[:, None] - hot).mT @ self.x)[1:].flatten() + precision @ apart
+            step = solve_definite(self._curved(p[:, 1:]) + precision, slope[:, None])[:, 0]
+            tried = outputs - lengths[:, None, None] * (self.x @ self.expanded(step).mT)
+            bent, held = step @ precision @ step, step @ precision @ apart
+            lost = 0.5 * lengths**2 * bent - lengths * held - (F.log_softmax(tried, -1) * hot).sum((-1, -2))
+            u = u - lengths[lost.argmin().reshape(1)] * step
         return u
 
     def smoothness(self, batch: int) -> Tensor:

@@ -102,10 +102,15 @@ def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
 
 
 def uniform_weights(stage: dict[str, Any], kinds: dict[str, type[Method]]) -> dict[str, Any]:
-    """A stage as it is under privacy: clients weigh alike unless told otherwise, for their sizes are data too."""
+    """A stage as it is under privacy: clients weigh alike unless told otherwise, for their sizes are data too.
+
+    A mixed model is estimated from moments, which have a size that clipping can bound.
+    """
     from typing import get_args, get_type_hints
 
     kind = kinds.get(str(stage.get("method")))
+    if kind is not None and "statistics" in kind.__dataclass_fields__ and "statistics" not in stage:
+        return {**stage, "statistics": "moments"}
     if kind is None or "weighting" in stage or "weighting" not in kind.__dataclass_fields__:
         return stage
     allowed = get_args(get_type_hints(kind)["weighting"])
