@@ -35,14 +35,22 @@ import torch
 from torch import Tensor
 
 from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
+from bespoke.methods.mixed_posterior import (
+    TINY,
+    derivatives,
+    inverse,
+    log_determinant,
+    moments,
+    positive,
+    posterior_of_classes,
+    posterior_of_squares,
+    scored,
+)
 from bespoke.methods.solved import WHOLE
 from bespoke.tensors import Params, Tree, take
 
-TINY = 1e-10  # least variance between clients
 LEAST = 1e-5  # variance, where noise may have made it negative
-FLAT = 1e-9  # a direction of which so small a part of the information is known is not told at all
 ALONE = 500  # rounds that a server makes by itself, at most
-INNER = 4  # variational steps of a client, if robust
 CHANGE, ENOUGH = 1e-4, 3e-3  # of the variances in a round, below which the model has settled
 
 
@@ -169,7 +177,7 @@ class Mixed(Method):
         rows = total["rows"].clamp(min=1.0)
         new = {**self._levels(server, sums), "variances": total["variances"] / rows}
         if self.covariance == "full":
-            new["spread"] = _positive(total["moment"] / clients)
+            new["spread"] = positive(total["moment"] / clients)
             new["noise"] = server["noise"] if self._classes() else (total["residual"] / rows).clamp(min=TINY)
         else:
             values = torch.cat([server["spread"].diagonal(), server["noise"].reshape(1)])
@@ -183,12 +191,12 @@ class Mixed(Method):
     def _levels(self, server: Tree, sums: Tree) -> Tree:
         """beta, its covariance, and the groups' effects; `sums` have a row for each group, taken at its centre."""
         effects, between = server["effects"], server["between"]
-        information = torch.stack([_positive(part) for part in sums["information"]])
+        information = torch.stack([positive(part) for part in sums["information"]])
         score = sums["score"] + torch.einsum("gij,gj->gi", information, effects)  # at beta
         eye = torch.eye(len(between), dtype=torch.float64)
         if "groups" not in server:
-            doubt = _inverse(information[0])
-            likelihood = sums["loglik"][0] - 0.5 * self.reml * _log_determinant(information[0])
+            doubt = inverse(information[0])
+            likelihood = sums["loglik"][0] - 0.5 * self.reml * log_determinant(information[0])
             return {**server, "doubt": doubt, "beta": server["beta"] + doubt @ score[0], "likelihood": likelihood}
         inside = torch.linalg.inv(torch.linalg.inv(between + TINY * eye) + information)
         mean = torch.einsum("gij,gj->gi", inside, score)
@@ -203,8 +211,8 @@ class Mixed(Method):
         said = information - information @ inside @ information
         heard = score - torch.einsum("gij,gj->gi", information, mean)
         said[0], heard[0] = information[0], score[0]  # clients without a group speak of beta itself
-        doubt = _inverse(said.sum(0))
-        likelihood = fitted.sum() - 0.5 * self.reml * _log_determinant(said.sum(0))
+        doubt = inverse(said.sum(0))
+        likelihood = fitted.sum() - 0.5 * self.reml * log_determinant(said.sum(0))
         move = doubt @ heard.sum(0)
         kept = eye - inside @ information
         mean = mean - torch.einsum("gij,gj->gi", inside @ information, move.expand_as(mean))
@@ -216,7 +224,7 @@ class Mixed(Method):
             # REML: what is not known of beta is not known of the effects either
             apart = inside @ information
             moment = mean[:, :, None] * mean[:, None, :] + inside + apart @ doubt @ apart.mT
-            between = _positive((moment * there).sum(0) / there.sum().clamp(min=1.0))
+            between = positive((moment * there).sum(0) / there.sum().clamp(min=1.0))
         else:
             said, heard = said * there, heard * there[:, 0]
             slope = (heard**2 - said.diagonal(dim1=1, dim2=2)).sum(0)
@@ -297,8 +305,8 @@ class Mixed(Method):
         found = self.posterior(data, down)
         if self.statistics == "moments":
             left = (found["squares"] + (found["gram"] * found["v"]).sum()) / found["rows"].clamp(min=1.0)
-            moments = {"mean": found["m"], "square": found["m"] ** 2 + found["v"].diagonal(), "noise": left}
-            return {**moments, "clients": torch.ones_like(left)}
+            sent = {"mean": found["m"], "square": found["m"] ** 2 + found["v"].diagonal(), "noise": left}
+            return {**sent, "clients": torch.ones_like(left)}
         a, v, m, doubt = found["a"], found["v"], found["m"], down["doubt"]
         centre, gram, ones = down["centre"], found["design"], found["design"][0]
         first = centre[: len(gram)]  # of several classes the first two are looked at
@@ -308,95 +316,16 @@ class Mixed(Method):
             "clients": torch.ones_like(found["loglik"]),
             "variances": torch.stack([first @ gram @ first, first @ ones, *varied]),
         }  # fmt: skip
-        up |= self._moments(found, doubt) if self.covariance == "full" else self._derivatives(found, up, doubt)
+        noise_varies = not (self.robust or self._classes())
+        up |= moments(found, doubt) if self.covariance == "full" else derivatives(found, up, doubt, noise_varies)
         if self.robust:
             up |= {"precision": found["precision"], "log_precision": found["log_precision"]}
         return up
 
-    def _moments(self, found: Tree, doubt: Tensor) -> Tree:
-        """For EM: the second moment of b, and of the errors."""
-        a, v, m = found["a"], found["v"], found["m"]
-        shift = v @ a
-        kept = torch.eye(len(m), dtype=m.dtype) - shift
-        residual = found["squares"] + (found["gram"] * (v + kept @ doubt @ kept.mT)).sum()
-        return {"moment": torch.outer(m, m) + v + shift @ doubt @ shift.mT, "residual": residual}
-
-    def _derivatives(self, found: Tree, told: Tree, doubt: Tensor) -> Tree:
-        """For Fisher scoring: twice the gradient and the expected curvature in the variances, the noise's last.
-
-        Those of D_jj are w_j^2 - W_jj (+ (W C W)_jj, REML) and W_jl^2; those of s come of Sigma^-2, which is
-        (I - X V X' / s)^2 / s^2.
-        """
-        a, v, rows = found["a"], found["v"], found["rows"]
-        w, score = told["information"], told["score"]
-        # of a robust client D_jj is divided by its weight, and s is not the noise of all
-        part, precision = 1 / found["weight"], found["precision"]
-        slope = part * (score**2 - w.diagonal() + (w @ doubt @ w).diagonal())
-        curve = part[:, None] * w**2 * part[None, :]
-        kept = torch.eye(len(a), dtype=a.dtype) - v @ a
-        twice = kept.mT @ a @ kept * precision  # X' Sigma^-2 X
-        spent = (a * v).sum()
-        trace = (rows - spent) * precision
-        noise = found["squares"] * precision**2 - trace + (twice * doubt).sum()
-        bent = (rows - 2 * spent + ((a @ v) * (v @ a)).sum()) * precision**2
-        if self.robust or self._classes():  # it is not a parameter here
-            noise, twice, bent = 0 * noise, 0 * twice, torch.ones_like(bent)
-        cross = (part * twice.diagonal())[:, None]
-        top = torch.cat([curve, cross], dim=1)
-        bottom = torch.cat([cross.mT, bent.reshape(1, 1)], dim=1)
-        return {"slope": torch.cat([slope, noise.reshape(1)]), "curve": torch.cat([top, bottom])}
-
     def posterior(self, data: Any, down: Tree) -> Tree:
-        """The client's posterior of b: mean `m`, covariance `v`, and what they were made of."""
-        centre, spread, (noise, shape) = down["centre"], down["spread"], down["noise"]
-        weight = torch.ones_like(centre)
-        if self._classes():
-            return self._laplace(data, centre, spread, weight)
-        gram, moment, rows = data["gram"], data["moment"] - data["gram"] @ centre, data["rows"]
-        total = data["square"] - (data["moment"] + moment) @ centre  # of the squared errors at the centre
-        precision = 1 / noise
-        for _ in range(INNER if self.robust else 1):
-            root = _root(spread) / weight.sqrt()[:, None]  # L L' = D, of each coefficient less where its weight is more
-            a, r = gram * precision, moment * precision
-            inner = torch.eye(len(centre), dtype=a.dtype) + root.mT @ a @ root
-            factor = torch.linalg.cholesky(inner)
-            v = root @ torch.cholesky_solve(root.mT, factor)
-            m = v @ r
-            squares = (total - 2 * moment @ m + m @ gram @ m).clamp(min=0.0)
-            if self.robust:
-                top, low = shape + rows / 2, shape * noise + (squares + (gram * v).sum()) / 2
-                precision = top / low
-                variance = spread.diagonal().clamp(min=TINY)
-                weight = (self.freedom + 1) / (self.freedom + (m * m + v.diagonal()) / variance)
-        log_determinant = 2 * factor.diagonal().log().sum()
-        found = {
-            "a": a, "r": r, "v": v, "m": m, "gram": gram, "design": gram, "squares": squares, "rows": rows,
-            "loglik": -0.5 * (log_determinant - rows * precision.log() + precision * total - r @ m),
-            "weight": weight, "precision": precision,
-        }  # fmt: skip
-        return {**found, "log_precision": torch.special.digamma(top) - low.log()} if self.robust else found
-
-    def _laplace(self, problem: Any, centre: Tensor, spread: Tensor, weight: Tensor) -> Tree:
-        """The mode of the posterior and the curvature there; if robust, with weights that follow from them."""
-        eye = torch.eye(len(centre), dtype=centre.dtype)
-        for _ in range(3 if self.robust else 1):
-            root = _root(spread + TINY * eye) / weight.sqrt()[:, None]
-            precision = torch.cholesky_inverse(root)
-            mode = problem.mode(centre, precision)
-            value, slope, a = problem.at(mode)
-            m = mode - centre
-            v = torch.linalg.inv(a + precision)
-            variance = spread.diagonal().clamp(min=TINY)
-            if self.robust:
-                weight = (self.freedom + 1) / (self.freedom + (m * m + v.diagonal()) / variance)
-        inner = torch.linalg.cholesky(eye + root.mT @ a @ root)
-        loglik = -value - 0.5 * m @ precision @ m - inner.diagonal().log().sum()
-        one = torch.ones_like(loglik)
-        return {
-            "a": a, "r": a @ m - slope, "v": v, "m": m, "gram": 0 * a, "design": problem.gram, "squares": 0 * one,
-            "rows": problem.rows,
-            "loglik": loglik, "weight": weight, "precision": one, "log_precision": 0 * one,
-        }  # fmt: skip
+        """The client's posterior of b, from its squares or, of classes, its problem."""
+        freedom = self.freedom if self.robust else None
+        return (posterior_of_classes if self._classes() else posterior_of_squares)(data, down, freedom)
 
     def candidates(self) -> tuple[str, ...]:
         return ("common", "personal")
@@ -438,30 +367,6 @@ class Mixed(Method):
         return head.replaced(params, full)
 
 
-def _positive(matrix: Tensor) -> Tensor:
-    """The nearest symmetric matrix without negative eigenvalues: noise on a sum may have made some."""
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return (vectors * values.clamp(min=TINY)) @ vectors.mT
-
-
-def _log_determinant(information: Tensor) -> Tensor:
-    """Of what the data can tell."""
-    values = torch.linalg.eigvalsh(information)
-    return values[values > FLAT * values[-1]].log().sum()
-
-
-def _inverse(information: Tensor) -> Tensor:
-    """The inverse on what the data can tell: indicators of all levels of a category leave directions open."""
-    values, vectors = torch.linalg.eigh(information)
-    told = values > FLAT * values[-1]
-    return (vectors * torch.where(told, 1 / values, 0.0)) @ vectors.mT
-
-
-def _root(spread: Tensor) -> Tensor:
-    """A root L of a covariance, L L' = spread."""
-    return torch.linalg.cholesky(spread + TINY * torch.eye(spread.shape[-1], dtype=spread.dtype))
-
-
 def _variances(server: Tree) -> Tensor:
     """All of them, in one row."""
     parts = [server["spread"].diagonal(), server["between"].diagonal(), server["noise"].reshape(1)]
@@ -472,16 +377,3 @@ def _with_variances(server: Tree, values: Tensor) -> Tree:
     size = len(server["beta"])
     spread, between = torch.diag(values[:size]), torch.diag(values[size : 2 * size])
     return {**server, "spread": spread, "between": between, "noise": values[-1].clone()}
-
-
-def scored(values: Tensor, slope: Tensor, curve: Tensor) -> Tensor:
-    """Variances after a step of Fisher scoring, by a factor of ten at most: they stay positive, and may come to zero.
-
-    `slope` is twice the gradient of the log-likelihood, `curve` twice its expected curvature.
-    """
-    moving = (values > 10 * TINY) | (slope > 0)
-    both = moving[:, None] & moving[None, :]
-    diagonal = curve.diagonal().clamp(min=1e-30)
-    system = torch.where(both, curve, 0.0) + torch.diag(torch.where(moving, 1e-9 * diagonal, 1.0))
-    step = torch.linalg.solve(system, torch.where(moving, slope, 0.0))
-    return torch.minimum(torch.maximum(values + step, values / 10), 10 * values.clamp(min=1e-6)).clamp(min=TINY)
