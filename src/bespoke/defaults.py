@@ -140,7 +140,7 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
             knobs.setdefault(name, {}).update(CLASSES)  # Newton's method for each, where squares have a closed form
         if issubclass(kind, FineTune) and solvable and silos:
             knobs.setdefault(name, {})["choose"] = "auto"
-    if not linear:
+    if not linear or about["task"] == "classification":
         grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}
     if exact and "fedavg" not in methods:

@@ -51,7 +51,7 @@ from bespoke.tensors import Params, Tree, take
 
 LEAST = 1e-5  # variance, where noise may have made it negative
 ALONE = 500  # rounds that a server makes by itself, at most
-CHANGE, ENOUGH = 1e-4, 3e-3  # of the variances in a round, below which the model has settled
+CHANGE, ENOUGH, ROUGH = 1e-4, 3e-3, 1e-2  # of the variances in a round, below which the model has settled
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,8 @@ class Mixed(Method):
         change = ((after - now).abs() / (after + 1e-3 * new["noise"])).max()
         still = (new["beta"] - server["beta"]).abs().max() < 1e-3
         # a thousandth of a log-likelihood is nothing that data could tell
-        enough = ENOUGH if self.robust or new["likelihood"] < server["likelihood"] + 1e-3 else CHANGE
+        enough = ENOUGH if new["likelihood"] < server["likelihood"] + 1e-3 else CHANGE
+        enough = ROUGH if self.robust else enough
         return {**new, "good": now, "settled": (change < enough) & still}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
