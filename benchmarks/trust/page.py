@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def write(tables: Sequence[Table], folder: Path, output: Path) -> None:
         rows.append((table, oracle, answer, judge(answer, oracle) if answer else None))
     parts = [HEAD, "## The count\n", *_counts(rows, folder), QUESTIONS, "## The rule\n", RULE]
     parts += ["## The tables\n\n" + _tables(rows), "Left out:\n\n" + _left_out()]
-    parts += ["## The numbers\n\n" + _numbers(rows), *_short(rows, folder), *_failures(rows)]
+    parts += ["## The numbers\n\n" + _numbers(rows), *_earned(rows, folder), *_short(rows, folder), *_failures(rows)]
     output.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     print(f"wrote {output}")
 
@@ -96,6 +98,30 @@ def _numbers(rows: Sequence[Row]) -> str:
         fits = [number(oracle.means[fit]) if fit in oracle.means else "–" for fit in FITS]
         lines.append(f"| {table.name} | {oracle.metric} | {' | '.join([*ours, *fits])} | {_gain(oracle)} |")
     return "\n".join(lines)
+
+
+def _earned(rows: Sequence[Row], folder: Path) -> list[str]:
+    """How often each default method holds the best mean, is within 1 % of it, and is alone in that."""
+    best, near, alone, seen = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    for table, _, answer, _ in rows:
+        if answer is None:
+            continue
+        summary = json.loads((folder / "bespoke" / table.slug / "summary.json").read_text())
+        sign = 1 if summary["lower_is_better"] else -1
+        values = {m["title"]: m["mean"]["value"] for m in summary["methods"] if m["mean"]["value"] is not None}
+        seen.update(values)
+        top = min(values, key=lambda title: sign * values[title])
+        close = [title for title in values if abs(values[title] - values[top]) <= 0.01 * abs(values[top])]
+        best[top] += 1
+        near.update(close)
+        alone.update(close if len(close) == 1 else [])
+    if not seen:
+        return []
+    lines = ["| method | compared | best mean | within 1 % of the best | alone within 1 % |", "|---|---|---|---|---|"]
+    for title in sorted(seen, key=lambda title: -best[title]):
+        lines.append(f"| {title} | {seen[title]} | {best[title]} | {near[title]} | {alone[title]} |")
+    said = "Shared or FedAvg is the baseline that explains the others, and so is local training."
+    return [f"## Which of the default methods hold the best\n\n{said}\n\n" + "\n".join(lines)]
 
 
 def _gain(oracle: Oracle) -> str:

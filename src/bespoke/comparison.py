@@ -179,7 +179,8 @@ class Comparison:
         self.base, self.methods = self.settled.base, self.settled.methods
         self.knobs = {name: {**self.settled.knobs.get(name, {}), **self.knobs.get(name, {})} for name in METHODS}
         self.grid = {**self.settled.grid, **self.grid}
-        jobs.how = None if self.settled.switched else jobs.how
+        if self.settled.switched:
+            jobs.how, jobs.engine_file = None, "engine-network.json"
         self.progress.note(self.settled.model_note)
         self._check()
 

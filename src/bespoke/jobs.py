@@ -113,6 +113,7 @@ class Jobs:
         self.bench, self.folder, self.cache = Bench(population), folder, folder / "stages"
         self.most, self.expected, self.told = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
+        self.engine_file = "engine.json"  # how clients are executed; another model has another
         self.lanes: list[Lane] = []
         self.lent: Lent | None = None  # the population on disk, for the processes
         self.spent, self.made = 0.0, 0
@@ -173,7 +174,7 @@ class Jobs:
     def _engine(self, job: Job) -> EngineChoice:
         """How clients are executed in all runs; found out once, with the first."""
         if self.how is None:
-            path = self.folder / "engine.json"
+            path = self.folder / self.engine_file
             if path.exists():
                 try:
                     self.how = EngineChoice(**json.loads(path.read_text()))
