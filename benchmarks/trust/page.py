@@ -118,8 +118,10 @@ def _earned(rows: Sequence[Row], folder: Path) -> list[str]:
     if not seen:
         return []
     lines = ["| method | compared | best mean | within 1 % of the best | alone within 1 % |", "|---|---|---|---|---|"]
-    for title in sorted(seen, key=lambda title: -best[title]):
-        lines.append(f"| {title} | {seen[title]} | {best[title]} | {near[title]} | {alone[title]} |")
+    lines += [
+        f"| {title} | {seen[title]} | {best[title]} | {near[title]} | {alone[title]} |"
+        for title in sorted(seen, key=lambda title: -best[title])
+    ]
     said = "Shared or FedAvg is the baseline that explains the others, and so is local training."
     return [f"## Which of the default methods hold the best\n\n{said}\n\n" + "\n".join(lines)]
 

@@ -82,6 +82,12 @@ def take(a: Any, index: Any) -> Any:
     return tree_map(lambda leaf: leaf[index], a)
 
 
+def cholesky(matrix: Tensor) -> Tensor:
+    """The Cholesky factor; NaN where a matrix is not definite, so that one client's trouble is its own."""
+    factor, trouble = torch.linalg.cholesky_ex(matrix)
+    return torch.where((trouble > 0)[..., None, None], torch.nan, factor)
+
+
 def finite_rows(a: Any) -> Tensor:
     """For leaves with a first dimension of clients: which clients are finite throughout."""
     flags = [leaf.flatten(1).isfinite().all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in leaves(a)]

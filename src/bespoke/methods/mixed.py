@@ -243,7 +243,7 @@ class Mixed(Method):
         for _ in range(5):
             gap = shape.log() - torch.special.digamma(shape) - apart
             shape = (shape - gap / (1 / shape - torch.special.polygamma(1, shape))).clamp(min=0.5, max=1e4)
-        return {"noise": 1 / mean.clamp(min=TINY), "shape": shape}
+        return {"noise": 1 / mean.clamp(min=TINY, max=1 / TINY), "shape": shape}
 
     def _guarded(self, server: Tree, new: Tree) -> Tree:
         """The new state or, if the likelihood fell by the last step, half of that step; and whether it has settled."""

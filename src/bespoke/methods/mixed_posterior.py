@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke.tensors import Tree
+from bespoke.tensors import Tree, cholesky
 
 TINY = 1e-10  # least variance between clients
 FLAT = 1e-9  # a direction of which so small a part of the information is known is not told at all
@@ -26,7 +26,7 @@ def posterior_of_squares(data: Tree, down: Tree, freedom: float | None) -> Tree:
         root = root_of(spread) / weight.sqrt()[:, None]  # L L' = D, of each coefficient less where its weight is more
         a, r = gram * precision, moment * precision
         inner = torch.eye(len(centre), dtype=a.dtype) + root.mT @ a @ root
-        factor = torch.linalg.cholesky(inner)
+        factor = cholesky(inner)
         v = root @ torch.cholesky_solve(root.mT, factor)
         m = v @ r
         squares = (total - 2 * moment @ m + m @ gram @ m).clamp(min=0.0)
@@ -59,7 +59,7 @@ def posterior_of_classes(problem: Any, down: Tree, freedom: float | None) -> Tre
         variance = spread.diagonal().clamp(min=TINY)
         if freedom:
             weight = (freedom + 1) / (freedom + (m * m + v.diagonal()) / variance)
-    inner = torch.linalg.cholesky(eye + root.mT @ a @ root)
+    inner = cholesky(eye + root.mT @ a @ root)
     loglik = -value - 0.5 * m @ precision @ m - inner.diagonal().log().sum()
     one = torch.ones_like(loglik)
     return {
@@ -140,4 +140,4 @@ def inverse(information: Tensor) -> Tensor:
 
 def root_of(spread: Tensor) -> Tensor:
     """A root L of a covariance, L L' = spread."""
-    return torch.linalg.cholesky(spread + TINY * torch.eye(spread.shape[-1], dtype=spread.dtype))
+    return cholesky(spread + TINY * torch.eye(spread.shape[-1], dtype=spread.dtype))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke.models.networks import Network
-from bespoke.tensors import Params
+from bespoke.tensors import Params, cholesky
 
 Loss = Literal["squares", "softmax", "hinge"]
 JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
@@ -236,7 +236,7 @@ class LinearProblem:
     def _softmax(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
         """Nesterov's steps with restarts (O'Donoghue and Candes, 2015) in the metric of the bound."""
         metric = _definite(0.5 * self.gram + torch.diag_embed(pulls))
-        factor = torch.linalg.cholesky(metric)
+        factor = cholesky(metric)
         floor = pulls.clamp(min=JITTER)
         v = ahead = start
         time = torch.ones((), dtype=v.dtype)
@@ -307,7 +307,7 @@ def _room(value: Tensor, move: Tensor) -> Tensor:
 
 def solve_definite(matrix: Tensor, right: Tensor) -> Tensor:
     """The solution of a symmetric system that is definite, or nearly so."""
-    return torch.cholesky_solve(right, torch.linalg.cholesky(_definite(matrix)))
+    return torch.cholesky_solve(right, cholesky(_definite(matrix)))
 
 
 def _definite(matrix: Tensor) -> Tensor:
