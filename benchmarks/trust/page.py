@@ -109,7 +109,7 @@ def _earned(rows: Sequence[Row], folder: Path) -> list[str]:
         summary = json.loads((folder / "bespoke" / table.slug / "summary.json").read_text())
         sign = 1 if summary["lower_is_better"] else -1
         values = {m["title"]: m["mean"]["value"] for m in summary["methods"] if m["mean"]["value"] is not None}
-        seen.update(values)
+        seen.update(list(values))
         top = min(values, key=lambda title: sign * values[title])
         close = [title for title in values if abs(values[title] - values[top]) <= 0.01 * abs(values[top])]
         best[top] += 1
