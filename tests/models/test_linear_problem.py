@@ -105,6 +105,16 @@ def test_padding_changes_nothing_and_many_clients_are_solved_at_once(loss: str) 
         torch.testing.assert_close(together[place], alone, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_warm_start_from_another_pull_ends_at_the_same_fit(classes: int) -> None:
+    """Along a path of pulls from strong to weak, each fit starts from the one before and takes fewer steps."""
+    given = problem(60, 4, classes, "softmax")
+    anchor = start = torch.zeros(classes, 5, dtype=torch.float64)
+    for pull in (1e3, 100.0, 10.0, 1.0, 0.1, 0.01):
+        start = given.solve(anchor, pulls(4, pull), start)
+        torch.testing.assert_close(start, given.solve(anchor, pulls(4, pull)), rtol=1e-4, atol=1e-4)
+
+
 def test_the_gradient_and_hessian_are_those_of_the_value() -> None:
     given = problem(20, 3, 4, "softmax")
     v = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -26,7 +26,7 @@ from bespoke.tensors import Params, cholesky
 Loss = Literal["squares", "softmax", "hinge"]
 JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
 SMALL = 64  # coefficients up to which the cross-entropy's own Hessian is used
-NEWTON_STEPS, MODE_STEPS, HALVINGS = 15, 10, 6
+NEWTON_STEPS, WARM_STEPS, MODE_STEPS, HALVINGS = 15, 7, 10, 6  # warm: from a fit under another pull
 SOFTMAX_STEPS = 300
 INTERIOR_STEPS, CENTRED = 40, 1e-10
 
@@ -207,12 +207,14 @@ class LinearProblem:
         begin = centre if start is None else start
         if self.loss == "hinge":
             return self._hinge(centre, pulls, begin)
+        steps = NEWTON_STEPS if start is None else WARM_STEPS
         if self.outputs == 2:
-            return self._logistic(centre, pulls, begin)
-        fit = self._newton if begin.numel() <= SMALL else self._softmax
-        return fit(centre, pulls, begin)
+            return self._logistic(centre, pulls, begin, steps)
+        if begin.numel() <= SMALL:
+            return self._newton(centre, pulls, begin, steps)
+        return self._softmax(centre, pulls, begin)
 
-    def _logistic(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+    def _logistic(self, anchor: Tensor, pulls: Tensor, start: Tensor, steps: int) -> Tensor:
         """Two classes: only u = v_1 - v_0 is felt by the loss, and the sum of the two rows stays where it is pulled to.
 
         The pulls on both rows, 1/2 pull (v - anchor)^2 each, are 1/4 pull (u - its anchor)^2 in u. Newton's steps, each
@@ -220,7 +222,7 @@ class LinearProblem:
         """
         half, centre, u = pulls / 2, anchor[1] - anchor[0], start[1] - start[0]
         lengths = _lengths(u)
-        for _ in range(NEWTON_STEPS):
+        for _ in range(steps):
             outputs = self.x @ u
             p = outputs.sigmoid()
             slope = ((p - self.y) * self.mask) @ self.x + half * (u - centre)
@@ -252,12 +254,12 @@ class LinearProblem:
             v, time = new, later
         return v
 
-    def _newton(self, anchor: Tensor, pulls: Tensor, start: Tensor) -> Tensor:
+    def _newton(self, anchor: Tensor, pulls: Tensor, start: Tensor, steps: int) -> Tensor:
         """The same for several classes."""
         penalty = torch.diag_embed(pulls.repeat(self.outputs))
         lengths = _lengths(start)
         v, hot = start, self._targets
-        for _ in range(NEWTON_STEPS):
+        for _ in range(steps):
             outputs = self.x @ v.mT
             p = F.softmax(outputs, -1)
             slope = ((p * self.mask[:, None] - hot).mT @ self.x) + pulls * (v - anchor)
