@@ -96,7 +96,8 @@ def test_compare_takes_a_table_nobody_prepared(here: Path, target: str, kind: st
     assert summary["clients"] == 24
     assert summary["report"] == "runs/compare-sales/report.html"
     runs = sorted((here / "runs/compare-sales/runs").iterdir())
-    compared = ("fedavg", "fedprox", "finetune", "group-fl", "group-perfl", "local")  # groups: with --group
+    methods = ("finetune", "group-fl", "group-perfl", "local", "mixed", "shared")  # groups: with --group
+    compared = sorted(("constant", "pooled", *methods))
     assert [run.name for run in runs] == [f"{name}-seed0" for name in compared]
     assert bespoke("report", *runs[:2], "-o", "two.html").code == 0
     assert (here / "two.html").exists()
