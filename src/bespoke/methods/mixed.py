@@ -51,7 +51,8 @@ from bespoke.tensors import Params, Tree, take
 
 LEAST = 1e-5  # variance, where noise may have made it negative
 ALONE = 500  # rounds that a server makes by itself, at most
-CHANGE, ENOUGH, ROUGH = 1e-4, 3e-3, 1e-2  # of the variances in a round, below which the model has settled
+CHANGE, ENOUGH = 1e-4, 1e-2  # of the variances in a round, below which the model has settled
+NOTHING = 1e-3  # of a log-likelihood: less than data could tell
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ class Mixed(Method):
     def _guarded(self, server: Tree, new: Tree) -> Tree:
         """The new state or, if the likelihood fell by the last step, half of that step; and whether it has settled."""
         now, after = _variances(server), _variances(new)
-        fell = new["likelihood"] < server["likelihood"] - 1e-7 * new["likelihood"].abs()
+        fell = new["likelihood"] < server["likelihood"] - NOTHING - 1e-7 * new["likelihood"].abs()
         if fell and self.covariance == "diagonal" and not self.robust:
             between = (now * server["good"]).sqrt()
             moved = ((now - between).abs() / (now + 1e-3 * server["noise"])).max()
@@ -256,9 +257,7 @@ class Mixed(Method):
             return {**state, "settled": moved < ENOUGH}
         change = ((after - now).abs() / (after + 1e-3 * new["noise"])).max()
         still = (new["beta"] - server["beta"]).abs().max() < 1e-3
-        # a thousandth of a log-likelihood is nothing that data could tell
-        enough = ENOUGH if new["likelihood"] < server["likelihood"] + 1e-3 else CHANGE
-        enough = ROUGH if self.robust else enough
+        enough = ENOUGH if self.robust or new["likelihood"] < server["likelihood"] + NOTHING else CHANGE
         return {**new, "good": now, "settled": (change < enough) & still}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
