@@ -109,7 +109,7 @@ def _averaged(label: str, estimates: Sequence[_Estimates], features: Sequence[st
         key: [fmean(values) for values in zip(*(seen.coefficients[key] for seen in estimates))]
         for key in first.coefficients
     }
-    names = [INTERCEPT, *(features if len(features) == size - 1 else [f"feature {i}" for i in range(1, size)])]
+    names = [INTERCEPT, *(features if len(features) == size - 1 else [f"learned feature {i}" for i in range(1, size)])]
     groups: Sequence[float | None] = columns.get("groups") or [None] * size
     rows = zip(names, columns["mean"], columns["error"], columns["clients"], groups)
     coefficients = [Coefficient(*row) for row in rows]
