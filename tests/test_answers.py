@@ -258,6 +258,9 @@ def test_the_model_is_the_better_of_linear_and_a_small_network(tmp_path: Path, b
     assert about["model"]["name"] == ("MLP" if bent else "Linear")
     assert set(about["settled"]["validation"]) == {"linear", "mlp"}
     assert summary.methods[0].label == ("fedavg" if bent else "shared")
+    # a network of one's own has to be trained: its last layer alone, on layers as they were drawn, is no local model
+    local = next(entry for entry in about["methods"] if entry["label"] == "local")
+    assert local["stages"][-1].get("solver", "sgd") == ("sgd" if bent else "exact")
     assert [reference.label for reference in summary.references] == ["constant", "pooled"]
 
 

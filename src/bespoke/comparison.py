@@ -75,6 +75,7 @@ class Comparison:
     settled: Settled = field(default_factory=Settled)  # how it was
     checks: list[dict[str, str]] = field(default_factory=list)  # what was found in the data
     referred: list[str] = field(default_factory=list)  # the references that were run
+    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as they were asked for
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
@@ -114,10 +115,8 @@ class Comparison:
         for note in population.about.get("notes", []):
             self.progress.note(note)
         if self.automatic:
-            self.settled = settle(self.base, self.methods, population, base)
-            self.base, self.methods = self.settled.base, self.settled.methods
-            self.knobs = {name: {**self.settled.knobs.get(name, {}), **self.knobs.get(name, {})} for name in METHODS}
-            self.grid = {**self.settled.grid, **self.grid}
+            self.given = self.knobs, self.grid
+            self._adopt(settle(self.base, self.methods, population, base))
             if self.settled.base.get("privacy") and self.rounds == AUTO:
                 self.rounds = PRIVATE_ROUNDS
             self._check()
@@ -153,6 +152,13 @@ class Comparison:
         follows = self.settled.follows.get(name)
         return replace(entry, follows=follows) if follows and entry.before is None and not entry.follows else entry
 
+    def _adopt(self, settled: Settled) -> None:
+        """Go by what was settled; what the user gave goes before it, and nothing of an earlier model stays."""
+        knobs, tried = self.given
+        self.settled, self.base, self.methods = settled, settled.base, settled.methods
+        self.knobs = {name: {**settled.knobs.get(name, {}), **knobs.get(name, {})} for name in METHODS}
+        self.grid = {**settled.grid, **tried}
+
     def _choose_model(self, jobs: Jobs) -> None:
         """Of linear and a small network, as shared models, the one that is better on validation rows."""
         rivals = self.settled.rivals
@@ -175,10 +181,7 @@ class Comparison:
             if usable:
                 tried[name] = best(usable, lower, f"model {name}")
         values = {name: read_selection(trial.jobs[0].path) for name, trial in tried.items()}
-        self.settled = self.settled.with_model(tried, values, lower)
-        self.base, self.methods = self.settled.base, self.settled.methods
-        self.knobs = {name: {**self.settled.knobs.get(name, {}), **self.knobs.get(name, {})} for name in METHODS}
-        self.grid = {**self.settled.grid, **self.grid}
+        self._adopt(self.settled.with_model(tried, values, lower))
         if self.settled.switched:
             jobs.how, jobs.engine_file = None, "engine-network.json"
         self.progress.note(self.settled.model_note)
