@@ -75,7 +75,7 @@ class Comparison:
     settled: Settled = field(default_factory=Settled)  # how it was
     checks: list[dict[str, str]] = field(default_factory=list)  # what was found in the data
     referred: list[str] = field(default_factory=list)  # the references that were run
-    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as they were asked for
+    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as asked for
 
     @classmethod
     def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
