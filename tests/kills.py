@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ class Driver:
     """Talks to the process that forks and kills."""
 
     def __init__(self) -> None:
+        path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))  # for benchmarks/
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "resume_driver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(HERE / "resume_driver.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         assert self._answer() == {"ready": True}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.attack.events import Events, watch_messages
 
 from bespoke.data.changes import periods
 from bespoke.data.sources import load_source
@@ -27,8 +28,6 @@ from bespoke.methods import FedAvg, FineTune
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.privacy.accounting import gaussian_epsilon
-from bespoke.privacy.budget import Account
-from bespoke.privacy.gaussian import Gaussian
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
@@ -94,74 +93,6 @@ def run(job: dict[str, Any]) -> None:
     folder = RunFolder.create(pathlib.Path(job["folder"]), CONFIG)
     with folder.locked():
         Run(experiment(job["plan"]), folder, how=choice(job["workers"]), checkpoint_seconds=job["seconds"]).run()
-
-
-class Events:
-    """Counts what is done to the folder, and dies at the event it was told."""
-
-    def __init__(self, at: int | None, when: str, kind: str | None = None) -> None:
-        self.at, self.when, self.kind = at, when, kind
-        self.seen: list[str] = []
-
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def due(self, name: str) -> bool:
-        if self.kind not in (None, name):
-            return False
-        self.seen.append(name)
-        return len(self.seen) - 1 == self.at
-
-    def install(self) -> None:
-        replace, truncate, unlink, append = os.replace, os.truncate, pathlib.Path.unlink, RunFolder.append
-        events = self
-
-        def wrapped(name: str, function: Any, middle: Any) -> Any:
-            def call(*arguments: Any, **named: Any) -> Any:
-                due = events.due(name)
-                if due and events.when == "before":
-                    events.die()
-                if due and events.when == "amid":
-                    middle(*arguments)
-                    events.die()
-                result = function(*arguments, **named)
-                if due:
-                    events.die()
-                return result
-
-            return call
-
-        def half_written(temporary: Any, target: Any) -> None:
-            truncate(temporary, os.path.getsize(temporary) // 2)  # as if killed while writing it
-
-        def half_a_line(self: RunFolder, log: str, entry: dict[str, Any]) -> None:
-            text = json.dumps(entry)
-            with open(self.path / log, "a", encoding="utf-8") as file:
-                file.write(text[: len(text) // 2])
-
-        def half_an_attempt(self: Account, place: int, number: int, what: str) -> None:
-            with open(self.folder / "attempts.jsonl", "a", encoding="utf-8") as file:
-                file.write(f'\n{{"stage": {place}, "rou')
-
-        Gaussian.client = wrapped("message", Gaussian.client, lambda *_: None)  # type: ignore[method-assign]
-        Account.attempt = wrapped("attempt", Account.attempt, half_an_attempt)  # type: ignore[method-assign]
-        os.replace = wrapped("replace", replace, half_written)
-        os.truncate = wrapped("truncate", truncate, lambda *_: None)
-        pathlib.Path.unlink = wrapped("unlink", unlink, lambda *_: None)  # type: ignore[method-assign]
-        RunFolder.append = wrapped("append", append, half_a_line)  # type: ignore[method-assign]
-
-
-def watch_messages(path: pathlib.Path) -> None:
-    """Write down whose message of which round leaves a client, before anything else is done with it."""
-    before = Gaussian.client
-
-    def client(self: Gaussian, sent: Any) -> Any:
-        made = before(self, sent)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": sent.key, "clients": [str(key) for key in sent.clients]}) + "\n")
-        return made
-
-    Gaussian.client = client  # type: ignore[method-assign]
 
 
 def in_child(job: dict[str, Any]) -> None:
