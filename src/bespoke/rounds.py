@@ -320,7 +320,8 @@ class Run:
         if stateful and place == len(stages) - 1:  # its personal models need private state, which stays in its run
             return None
         path = self.cache / self._stage_key(place)
-        return RunFolder(path) if (path / "whole").exists() else None
+        fits = (path / "whole").exists() and (self.account is None or self.account.fits(path, place))
+        return RunFolder(path) if fits else None
 
     def _adopt(self, engine: Engine, place: int, stage: Stage, template: Tree, shared: RunFolder) -> Tree:
         """Take over a stage that another run has trained: its parameters and its lines in the logs."""

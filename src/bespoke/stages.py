@@ -18,7 +18,7 @@ from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import choose
 from bespoke.engines.host import ClientWork
 from bespoke.method import Method, Setting
-from bespoke.privacy.settings import PrivacyConfig
+from bespoke.privacy.settings import PrivacyConfig, calibrated
 from bespoke.privacy.transform import Transform
 from bespoke.randomness import mix
 from bespoke.sampling import Sampler, SideBySide
@@ -114,10 +114,16 @@ def engine_choice(experiment: Experiment, params: Params | None = None) -> Engin
 
 
 def stage_key(config: dict[str, Any], place: int) -> str:
-    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment."""
+    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment.
+
+    Noise that is calibrated to a budget depends on the stages after it, too.
+    """
     rest = {k: v for k, v in config.items() if k not in ("label", "metric", "stage")}
-    stages = config.get("stage", [])[: place + 1]
-    return hashlib.blake2b(json.dumps([rest, stages], sort_keys=True).encode(), digest_size=12).hexdigest()
+    stages = config.get("stage", [])
+    told = [rest, stages[: place + 1]]
+    if config.get("privacy") and calibrated(config["privacy"]):
+        told.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def handed_on(method: Method, server: Tree, start: Tree) -> Tree:

@@ -11,6 +11,7 @@ import pytest
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
 from bespoke.methods import FedAvg, FineTune
+from bespoke.privacy.attempts import Made
 from bespoke.privacy.tally import Plan, Tally, expected_size, sampling_of
 from bespoke.sampling import Sampler, SideBySide
 
@@ -85,8 +86,10 @@ def tally(known: bool, *plans: Plan, times: dict[tuple[int, int, str], int] | No
     """Of an account with the noise 2: mu^2 of a message is 1/4 for the released models, 1/16 for messages."""
     account: Any = SimpleNamespace(
         plans=plans, settled={"noise": 2.0}, kind="fixed", general=[], why=lambda place, view: [f"{place} {view}"],
-        _squared_mu=lambda place, view: 0.25 if view == "released" else 0.0625,
-        _times=lambda place, number, view: (times or {}).get((place, number, view), 1),
+        squared_mu=lambda place, view, made: 0.25 if view == "released" else 0.0625,
+        made=lambda place, number, view: (
+            [Made(2.0, None, plans[place].rate)] * (times or {}).get((place, number, view), 1)
+        ),
     )  # fmt: skip
     return Tally(account, np.zeros((2, 3)) if known else None)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 from collections import Counter
 from dataclasses import replace
@@ -29,6 +28,7 @@ from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Reveal
 from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, gaussian_epsilon, library
+from bespoke.privacy.attempts import Attempts, Made, note
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.settings import PrivacyConfig
@@ -55,9 +55,9 @@ class Account:
         self.cohorts = {place: plan.cohorts for place, plan in enumerate(plans)}  # as far as they are known by now
         self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
         self.general = self._general(statistics)
-        self.begun, self.done = _attempts(folder)
         self.standing: dict[int, float] = {}  # by stage: rounds that were made before this process and stand
         self.settled = self._settle()
+        self.attempts = Attempts(folder, self._made)
         self.limits: dict[int, int] = {}
 
     @property
@@ -164,14 +164,15 @@ class Account:
         counts = self._counts() if self.kind == "known" else None
 
         def cost(multiplier: float) -> float:
-            noise = {**settled, name: multiplier}
             if counts is None:
                 rounds: Counter[tuple[float, float]] = Counter()
                 for plan in self.plans:
                     rounds[plan.rate, multiplier] += plan.rounds if plan.method.trains else 0
                 spent = Spent(self.kind, rounds)
             else:
-                parts = [self._squared_mu(place, self.counted, noise) for place in range(len(self.plans))]
+                noise = {"noise": settled["noise"], "local_noise": settled["local_noise"], name: multiplier}
+                made = [Made(**noise, rate=plan.rate) for plan in self.plans]
+                parts = [self.squared_mu(place, self.counted, how) for place, how in enumerate(made)]
                 spent = Spent(squared_mu=float((counts * np.array(parts)[:, None]).sum(0).max()))
             return spent.epsilon(self.delta, self.privacy.accountant)
 
@@ -219,32 +220,35 @@ class Account:
         return (ours, *self.transforms) if self.local else (*self.transforms, ours)
 
     # -- what is spent -----------------------------------------------------------------------------------------------
-    def _squared_mu(self, place: int, view: str, settled: dict[str, Any] | None = None) -> float:
+    def squared_mu(self, place: int, view: str, made: Made) -> float:
         """mu^2 of a message where it is known who came; noise of other clients, who may tell it, is not counted."""
         if not self.plans[place].method.trains:
             return 0.0
-        ours = self.gaussian(place, settled)
+        ours = self.gaussian(place, made._asdict())
         rounded = self.local and any(isinstance(transform, Compress) for transform in self.transforms)
         alone = rounded or self._reveals_each(place)  # what is seen is not the noisy sum of noisy messages alone
         return ours.squared_mu(local=True, central=view == "released" and not alone)
 
+    def _made(self, place: int) -> Made:
+        """How a round of a stage is made now."""
+        return Made(self.settled["noise"], self.settled["local_noise"], self.plans[place].rate)
+
     def attempt(self, place: int, number: int, what: str) -> None:
         """Note on disk that a round begins (`begun`), or that its result is safe and may be seen (`done`)."""
-        if not self.secret:
-            return
-        with open(self.folder / "attempts.jsonl", "ab") as file:
-            file.write(f"\n{json.dumps({'stage': place, 'round': number, 'what': what})}".encode())
-            file.flush()
-            os.fsync(file.fileno())
+        if self.secret:
+            note(self.folder, {"stage": place, "round": number, "what": what, "made": self._made(place)._asdict()})
 
     def resume(self, place: int, begin: int) -> None:
         """So many rounds of a stage stand, and all of the stages before it: they are not made again."""
         self.standing = {**dict.fromkeys(range(place), math.inf), **self.standing, place: begin}
 
-    def _times(self, place: int, number: int, view: str) -> int:
-        """How often a round counts: as often as it was made before this process, and once more if it is made now."""
-        before = (self.done if view == "released" else self.begun)[place, number]
-        return before + 1 if number > self.standing.get(place, 0) else max(before, 1)
+    def made(self, place: int, number: int, view: str) -> list[Made]:
+        """How a round was made, each time that counts: before this process, and once more if it is made now."""
+        begun, done = self.attempts.begun(place, number), self.attempts.done(place, number)
+        before = done if view == "released" else begun
+        if number > self.standing.get(place, 0):
+            return [*before, self._made(place)]
+        return before or begun[-1:] or [self._made(place)]  # killed before it was noted as done; or noise is no secret
 
     def _tally(self) -> Tally:
         known = self.kind == "known"
@@ -258,7 +262,9 @@ class Account:
         """How many rounds of a stage the budget allows."""
         for earlier in range(place + 1):
             if earlier not in self.limits:
-                self.limits[earlier] = self._afforded(earlier)
+                ended = self.standing.get(earlier, 0) >= self.plans[earlier].rounds
+                made = self.attempts.last(earlier) if ended else 0
+                self.limits[earlier] = made or self._afforded(earlier)
         return self.limits[place]
 
     def _afforded(self, place: int) -> int:
@@ -298,17 +304,29 @@ class Account:
         self._so_far.advance(place, number)
         return dict(zip(VIEWS, self._so_far.spent()))
 
+    # -- stages that several runs share ------------------------------------------------------------------------------
+    def _terms(self, place: int) -> dict[str, Any]:
+        """All that the noise and the sampling of a stage depend on besides what its key in the cache tells."""
+        return {"sampling": self.kind, **self._made(place)._asdict()}
+
+    def fits(self, stage: Path, place: int) -> bool:
+        """Whether a stage of the cache was made as this run would make it; a run never pays for another's noise."""
+        try:
+            return bool(json.loads((stage / "privacy.json").read_text(encoding="utf-8")) == self._terms(place))
+        except (OSError, ValueError):
+            return False
+
     def adopt(self, stage: Path, place: int) -> None:
-        """A stage that another run has trained: what was begun and done there counts here too."""
-        for line in _lines(stage / "attempts.jsonl"):
-            self.attempt(place, line["round"], line["what"])
-        self.begun, self.done = _attempts(self.folder)
-        self.standing[place] = math.inf
+        """A stage that another run has trained: what was begun and done there counts here too, as it was made there."""
+        Attempts(self.folder, self._made).adopt(stage, place)
+        self.attempts = Attempts(self.folder, self._made)
+        self.standing = dict.fromkeys(range(place + 1), math.inf)
+        self.limits.pop(place, None)  # as many rounds as were made there
 
     def share(self, stage: Path, place: int) -> None:
-        lines = [json.dumps(line) for line in _lines(self.folder / "attempts.jsonl") if line["stage"] == place]
-        if lines:
-            write_text(stage / "attempts.jsonl", "\n".join(lines))
+        """Put beside a trained stage how it was made."""
+        write_text(stage / "privacy.json", json.dumps(self._terms(place), indent=1))
+        Attempts(self.folder, self._made).share(stage, place)
 
     def seen(self, place: int, cohort: Cohort) -> Cohort:
         """A cohort as the server may know it: where only sums are seen, not even who or how many they were."""
@@ -368,24 +386,6 @@ class Account:
             "mu": _finite(mu), "mu_exact": exact, "gdp": _finite(gaussian_epsilon(mu * mu, self.delta)),
             "why": list(spent.why), "spent": spent.to_json(),
         }  # fmt: skip
-
-
-def _attempts(folder: Path) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]]]:
-    """How often each round (stage, number) was begun, and done, by processes before this one."""
-    found: dict[str, Counter[tuple[int, int]]] = {"begun": Counter(), "done": Counter()}
-    for line in _lines(folder / "attempts.jsonl"):
-        found[line["what"]][line["stage"], line["round"]] += 1
-    return found["begun"], found["done"]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:  # killed while it was written: nothing had been drawn yet, or nothing shown
-            continue
-    return found
 
 
 def _finite(value: float) -> float | None:

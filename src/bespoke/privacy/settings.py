@@ -51,6 +51,12 @@ class PrivacyConfig(BaseModel):
     )
 
 
+def calibrated(privacy: dict[str, Any]) -> bool:
+    """Whether noise is calibrated to the budget, and so to all rounds that are planned; `privacy` as in the file."""
+    noise = privacy.get("noise"), privacy.get("local_noise")
+    return "auto" in noise or noise == (None, None)
+
+
 def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, keep: float | None) -> None:
     """Refuse what does not go together; `clip` and `keep` are those of [transform]."""
     named = {"noise": privacy.noise, "local_noise": privacy.local_noise}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bespoke.method import Method
 from bespoke.privacy.accounting import Kind, Spent
+from bespoke.privacy.attempts import Made
 from bespoke.sampling import Sampler, SideBySide
 
 if TYPE_CHECKING:
@@ -62,6 +63,13 @@ def expected_size(cohorts: Sampler | SideBySide) -> float:
     return max(min(answers, sampler.size) if sampler.over_select > 1 else answers, 1.0)
 
 
+def _as_one(made: Sequence[Made]) -> tuple[float, float]:
+    """A round that was made several times with one cohort: its rate, and the noise that tells as much at once."""
+    first = made[0].noise or 0.0
+    told = sum((first / how.noise) ** 2 if how.noise else math.inf for how in made)
+    return max(how.rate for how in made), first / math.sqrt(told)
+
+
 class Tally:
     """Adds up rounds, each once, in order. Where it is known who came: mu^2 of every client, for both views."""
 
@@ -82,17 +90,23 @@ class Tally:
         self.seen[place] = max(begin, number)
         if not plan.method.trains:
             return
-        parts = [account._squared_mu(place, view) for view in VIEWS] if number > begin else []
+        parts: dict[tuple[str, Made], float] = {}  # mu^2 of a message
+
+        def squared_mu(view: str, made: Made) -> float:
+            if (view, made) not in parts:
+                parts[view, made] = account.squared_mu(place, view, made)
+            return parts[view, made]
+
         for current in range(begin + 1, number + 1):
             self.sent = True
             if self.squared is None:
-                noise = account.settled["noise"] / math.sqrt(account._times(place, current, "released"))
-                self.rounds[plan.rate, noise] += 1
+                self.rounds[_as_one(account.made(place, current, "released"))] += 1
                 continue
             came = plan.cohorts.draw(current).reported
             for row, view in enumerate(VIEWS):
-                if math.isfinite(parts[row]):
-                    self.squared[row, came] += parts[row] * account._times(place, current, view)
+                squared = sum(squared_mu(view, made) for made in account.made(place, current, view))
+                if math.isfinite(squared):
+                    self.squared[row, came] += squared
 
     def spent(self) -> list[Spent]:
         account, found = self.account, []

@@ -1,0 +1,90 @@
+"""What was really done: attempts.jsonl notes every round that was begun or finished, and the noise it was made with.
+
+The account is composed of these lines, not of what was planned: so it holds for a stage that another run has trained,
+and for rounds that were made before privacy.json was changed or lost. Lines of a stage that was adopted from the cache
+name it (`from`); `shared` notes that a stage was put there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bespoke.data.arrays import write_text
+
+Line = dict[str, Any]
+
+
+class Made(NamedTuple):
+    """How a round was made: the noise multipliers on sum and client, and how often the most frequent client comes."""
+
+    noise: float | None
+    local_noise: float | None
+    rate: float
+
+
+class Attempts:
+    """How each round (stage, number) was made, every time it was begun and every time it was done."""
+
+    def __init__(self, folder: Path, unsaid: Callable[[int], Made]) -> None:
+        """Reads what processes before this one noted; `unsaid`: the noise of lines that do not tell it, by stage."""
+        self.folder, self.lines = folder, _read(folder)
+        self.made: dict[str, dict[tuple[int, int], list[Made]]] = {"begun": {}, "done": {}}
+        for line in self.lines:
+            if line["what"] in self.made:
+                made = Made(**line["made"]) if "made" in line else unsaid(line["stage"])
+                self.made[line["what"]].setdefault((line["stage"], line["round"]), []).append(made)
+
+    def begun(self, place: int, number: int) -> list[Made]:
+        return self.made["begun"].get((place, number), [])
+
+    def done(self, place: int, number: int) -> list[Made]:
+        return self.made["done"].get((place, number), [])
+
+    def last(self, place: int) -> int:
+        """The last round of a stage that was begun; 0 if none is noted."""
+        return max((number for stage, number in self.made["begun"] if stage == place), default=0)
+
+    def adopted(self) -> dict[int, str]:
+        """The stages that another run has trained, by their names in the cache."""
+        return {line["stage"]: line["from"] for line in self.lines if line["what"] == "adopted"}
+
+    def shared(self) -> list[str]:
+        """The names in the cache of stages that this run has trained."""
+        return [line["as"] for line in self.lines if line["what"] == "shared"]
+
+    def share(self, stage: Path, place: int) -> None:
+        """Put the attempts at a stage beside it in the cache."""
+        _write(stage, [line for line in self.lines if line["stage"] == place and line["what"] in self.made])
+
+    def adopt(self, stage: Path, place: int) -> None:
+        """Note the attempts at a stage of the cache as this run's own: atomically, and once even if it is repeated."""
+        kept = [line for line in self.lines if line["stage"] != place or "from" not in line]
+        theirs = [{**line, "stage": place, "from": stage.name} for line in _read(stage)]
+        _write(self.folder, [*kept, {"stage": place, "what": "adopted", "from": stage.name}, *theirs])
+
+
+def note(folder: Path, line: Line) -> None:
+    """Append a line that is on disk when this returns."""
+    with open(folder / "attempts.jsonl", "ab") as file:
+        file.write(f"\n{json.dumps(line)}".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write(folder: Path, lines: list[Line]) -> None:
+    if lines:
+        write_text(folder / "attempts.jsonl", "\n".join(json.dumps(line) for line in lines))
+
+
+def _read(folder: Path) -> list[Line]:
+    path, found = folder / "attempts.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:  # killed while it was written: nothing had been drawn yet, or nothing shown
+            continue
+    return found
