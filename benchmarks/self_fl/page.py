@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bespoke.reports.figures import Figure
+from bespoke.reports.figures import Figure, theme
 from bespoke.reports.study import Section, Table, line, plot, write_study
 from self_fl import claims, uncertainty
 from self_fl.folders import (
@@ -72,7 +72,7 @@ def curves_figure(study: Compared, labels: Sequence[str]) -> Figure:
         band = {"type": "scatter", "mode": "lines", "x": rounds, "line": {"width": 0}, "showlegend": False,
                 "hoverinfo": "skip", "legendgroup": label}  # fmt: skip
         low, high = (np.round(100 * end, 3).tolist() for end in (values.min(0), values.max(0)))
-        traces += [{**band, "y": low}, {**band, "y": high, "fill": "tonexty", "fillcolor": f"${COLOURS[label]}/0.15"}]
+        traces += [{**band, "y": low}, {**band, "y": high, "fill": "tonexty", "fillcolor": theme(COLOURS[label], 0.15)}]
         mean = np.round(100 * values.mean(0), 3).tolist()
         seen += mean[1:] or mean
         traces.append(line(name_of(label), rounds, mean, COLOURS[label], DASHES.get(label, "solid"), legendgroup=label,
@@ -91,7 +91,7 @@ def histogram_figure(study: Compared, labels: Sequence[str]) -> Figure:
         traces.append({
             "type": "bar", "name": name_of(label), "x": np.round(100 * (edges[:-1] + edges[1:]) / 2, 1).tolist(),
             "y": (counts / len(study.seeds)).round(2).tolist(), "opacity": 0.75,
-            "marker": {"color": f"${COLOURS[label]}"}, "hovertemplate": "%{y:.1f} users",
+            "marker": {"color": theme(COLOURS[label])}, "hovertemplate": "%{y:.1f} users",
         })  # fmt: skip
     return plot(traces, "accuracy of a user, %", "users", "users by their accuracy", 340, barmode="group")
 
@@ -104,7 +104,7 @@ def steps_figures(label: str, table: pd.DataFrame) -> list[tuple[str, Figure, st
     powers = np.arange(np.floor(np.log2(values.min())), np.ceil(np.log2(values.max())) + 1)
     counts, _ = np.histogram(np.log2(values), np.append(powers - 0.5, powers[-1] + 0.5))
     bars = {"type": "bar", "x": [f"{2.0**p:.4g}" for p in powers], "y": counts.tolist(),
-            "marker": {"color": f"${COLOURS[label]}"}, "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
+            "marker": {"color": theme(COLOURS[label])}, "hovertemplate": "%{y} clients", "name": "clients"}  # fmt: skip
     most = table["client"].value_counts().index[0]
     own = table[table["client"] == most].sort_values("round")
     # fmt: off

@@ -20,7 +20,7 @@ from bespoke import bayes
 from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
 from bespoke.data.sources import load_source
-from bespoke.reports.figures import example_ticks
+from bespoke.reports.figures import example_ticks, theme
 from bespoke.reports.study import Section, plot, write_study
 
 LEVELS = {"local": "alone", "group": "with its group", "all": "with everybody"}
@@ -100,7 +100,7 @@ def section(study: dict[str, Any]) -> Section:
         {
             "type": "scatter", "mode": "markers", "name": text, "x": examples[order].tolist(),
             "y": np.round(np.array(study[level])[order], 5).tolist(),
-            "marker": {"color": f"${colours[level]}", "size": 5, "opacity": 0.6},
+            "marker": {"color": theme(colours[level]), "size": 5, "opacity": 0.6},
             "hovertemplate": "%{x} examples: ± %{y:.3f}",
         }
         for level, text in LEVELS.items()
@@ -110,7 +110,7 @@ def section(study: dict[str, Any]) -> Section:
                  "uncertainty of every client against its examples, by level of sharing", 420, xaxis=ticks)  # fmt: skip
     bars = [
         {
-            "type": "bar", "name": name, "x": list(LEVELS.values()), "marker": {"color": f"${colour}"},
+            "type": "bar", "name": name, "x": list(LEVELS.values()), "marker": {"color": theme(colour)},
             "y": np.round(values, 5).tolist(), "hovertemplate": "± %{y:.3f}",
         }
         for (name, values), colour in zip(medians(study).items(), ("m1", "m5"))

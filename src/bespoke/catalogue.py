@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bespoke.errors import unknown
+from bespoke.terminal import Terminal
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def print_methods(found: list[dict[str, Any]]) -> None:
         table.add_column(column, overflow="fold")
     for method in found:
         table.add_row(method["name"], method["summary"], method["personal"], learned(method))
-    console = Console()
+    console = Terminal()
     console.print(table)
     console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
 
@@ -75,7 +75,7 @@ def hidden(method: dict[str, Any]) -> str:
 
 
 def print_method(method: dict[str, Any]) -> None:
-    console = Console()
+    console = Terminal()
     console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
     console.print(f"[dim]{method['paper']}[/dim]\n", highlight=False)
     lines = {
@@ -122,7 +122,7 @@ def print_sources(found: list[dict[str, Any]]) -> None:
         table.add_row(
             source["name"], source["title"], _count(source["clients"]), _count(source["examples"]), source["kind"]
         )
-    console = Console()
+    console = Terminal()
     console.print(table)
     console.print(
         "\n`bespoke data NAME` shows licence and how to obtain it; your own tables: `bespoke compare TABLE.csv "
@@ -139,7 +139,7 @@ def print_source(source: dict[str, Any]) -> None:
         facts.add_row(name, escape(_count(source[name])) or "-")
     options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
     facts.add_row("options", escape(options) or "-")
-    Console().print(facts)
+    Terminal().print(facts)
 
 
 def describe_presets() -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def print_presets(found: list[dict[str, Any]]) -> None:
         table.add_column(column, overflow="fold")
     for preset in found:
         table.add_row(preset["name"], escape(preset["title"]), ", ".join(preset["methods"]))
-    console = Console()
+    console = Terminal()
     console.print(table)
     console.print(
         '\n`bespoke tune EXPERIMENT.toml --preset NAME` tries its grid; preset = "NAME" in [compare] compares with it, '

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -18,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from bespoke.terminal import Terminal
 
 
 def _columns(width: int) -> list[ProgressColumn]:
@@ -37,7 +38,7 @@ class Bars:
     """A bar for what is going on, and lines for what was decided. Plain lines where there is no terminal."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console = Terminal(stderr=True, quiet=quiet)
         self.title = title
         self.bars = Progress(
             *_columns(self.console.width), console=self.console, transient=True,

@@ -227,3 +227,29 @@ def test_the_switch_shows_another_method(page: Path, browser: Browser) -> None:
     browser.wait(f"{shown}.length === 1 && {shown}[0].method === 'hypcluster'")
     parts = "[...document.querySelectorAll('div[data-method]')].filter((part) => !part.hidden)"
     assert browser.run(f"{parts}.map((part) => part.dataset.method)") == ["hypcluster"]
+
+
+def test_names_that_look_like_references_are_text(
+    make_comparison: Callable[..., Path], browser: Browser, tmp_path: Path
+) -> None:
+    """A name is data: it is shown as it is, even if a figure could mean a colour or a template by it."""
+    groups = ["$m1", "$bad/0.5", "%{y}", "$ink"]
+    values = np.random.default_rng(0).uniform(1, 3, (2, 1, 8)).tolist()
+    titles = ["$m2", "%{x} {theme}"]
+    methods = [{"label": label, "title": title} for label, title in zip(("fedavg", "finetune"), titles)]
+    made = make_comparison(
+        tmp_path / "names", dict(zip(("fedavg", "finetune"), values)), groups=groups * 2, compare={"methods": methods}
+    )
+    browser.open(write_report([made], tmp_path / "report.html"), 1280)
+    texts = "[...document.querySelectorAll('#figure-groups svg text')].map((text) => text.textContent)"
+    browser.run("document.getElementById('figure-groups').scrollIntoView()")
+    browser.wait("document.querySelector('#figure-groups .main-svg')")
+    shown = browser.run(texts)
+    for name in (*groups, *titles):
+        assert name in shown
+    browser.run("document.getElementById('figure-clients').scrollIntoView()")
+    browser.wait("document.querySelector('#figure-clients .main-svg')")
+    browser.run("Plotly.Fx.hover('figure-clients', [{curveNumber: 2, pointNumber: 0}])")
+    hovered = "document.querySelector('#figure-clients .hoverlayer')"
+    browser.wait(f"{hovered}.textContent")
+    assert titles[1] in browser.run(f"{hovered}.textContent")

@@ -287,7 +287,7 @@ def test_a_diverged_mixed_model_is_not_shown(toy: Path) -> None:
 def test_many_methods_keep_their_colours(write_comparison, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0, 2.0]], **{f"m{i}": [[1.0 + i, 2.0 + i]] for i in range(9)}}
     _, page = report([write_comparison(tmp_path / "many", values)], tmp_path)
-    lines = [(t["line"]["color"], t["line"]["dash"]) for t in page.payload["figures"]["sorted"]["data"]]
+    lines = [(t["line"]["color"]["theme"], t["line"]["dash"]) for t in page.payload["figures"]["sorted"]["data"]]
     assert len(set(lines)) == 9
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from bespoke.cli.folders import Stopped
 from bespoke.cli.say import say
 from bespoke.errors import UserError
+from bespoke.terminal import guard
 from bespoke.watcher import Interrupted
 
 KEPT = "what was finished is kept; give the same command to go on"
@@ -22,6 +23,7 @@ def program(work: Callable[[], object]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):  # a letter that the terminal does not know is no reason to fail
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    guard()
     warnings.simplefilter("ignore", RuntimeWarning)  # numpy's on empty means: the results say so themselves
     sys.exit(_outcome(work))
 

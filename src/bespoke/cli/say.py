@@ -12,8 +12,8 @@ from typing import Any
 
 
 def say(text: str) -> None:
-    """To stderr; what a file or a name brought along cannot move the cursor or change colours."""
-    print("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text), file=sys.stderr)
+    """Print to stderr."""
+    print(text, file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
@@ -52,10 +52,9 @@ def show_report(paths: list[Path], output: Path, as_json: bool) -> None:
     if as_json:
         print_json({**json.loads(summary.to_json()), "report": str(output), "folder": str(paths[0])})
         return
-    from rich.console import Console
-
     from bespoke.reports.table import print_summary
+    from bespoke.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     print_summary(summary, console)
     console.print(f"\nReport: {output}", highlight=False, markup=False, soft_wrap=True)

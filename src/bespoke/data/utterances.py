@@ -107,10 +107,11 @@ def synthesise(size: Size, voices: int, sentences: list[str]) -> Utterances:
 
 def _shown(steps: range, what: str) -> Iterable[int]:
     """Steps with a bar where there is a terminal."""
-    from rich.console import Console
     from rich.progress import track
 
-    console = Console(stderr=True)
+    from bespoke.terminal import Terminal
+
+    console = Terminal(stderr=True)
     return track(steps, what, console=console, transient=True, disable=not console.is_terminal)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from bespoke.metrics.folders import Study, numbered
 from bespoke.metrics.summary import COLLAPSED, Summary
 from bespoke.metrics.text import jsonable, metric_name
-from bespoke.reports.figures import Figure, Style, axis, escaped
+from bespoke.reports.figures import Figure, Style, axis, escaped, theme
 
 MOST_ROUNDS = 400  # points of a line of rounds
 
@@ -35,13 +35,13 @@ def curve_figure(study: Study, summary: Summary, styles: dict[str, Style], again
             band = {"type": "scatter", "mode": "lines", "x": jsonable(x, 5), "line": {"width": 0}, "showlegend": False,
                     "hoverinfo": "skip", "legendgroup": method.label}  # fmt: skip
             traces.append({**band, "y": jsonable(values.min(0), 5)})
-            fill = {"fill": "tonexty", "fillcolor": f"${style.colour}/0.15"}
+            fill = {"fill": "tonexty", "fillcolor": theme(style.colour, 0.15)}
             traces.append({**band, **fill, "y": jsonable(values.max(0), 5)})
         traces.append(
             {
                 "type": "scatter", "mode": "lines", "name": escaped(method.title), "legendgroup": method.label,
                 "x": jsonable(x, 5), "y": jsonable(values.mean(0), 5), "hovertemplate": "%{y:.4g}",
-                "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash},
+                "line": {"color": theme(style.colour), "width": 2.2, "dash": style.dash},
             }
         )  # fmt: skip
     if not traces:
@@ -91,7 +91,7 @@ def clusters_figure(study: Study, summary: Summary, styles: dict[str, Style]) ->
                     "type": "scatter", "mode": "lines", "name": escaped(method.title), "legendgroup": method.label,
                     "showlegend": not named, "x": [number for number, _ in kept],
                     "y": jsonable([100 * share for _, share in kept], 4),
-                    "line": {"color": f"${style.colour}", "width": 1.6, "dash": style.dash},
+                    "line": {"color": theme(style.colour), "width": 1.6, "dash": style.dash},
                     "hovertemplate": f"%{{y:.3g}} %, seed {run.seed}",
                 }
             )  # fmt: skip
@@ -99,7 +99,7 @@ def clusters_figure(study: Study, summary: Summary, styles: dict[str, Style]) ->
     if not traces:
         return {}
     bound = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 100 * COLLAPSED, "y1": 100 * COLLAPSED,
-             "line": {"color": "$muted", "width": 1, "dash": "dot"}}  # fmt: skip
+             "line": {"color": theme("muted"), "width": 1, "dash": "dot"}}  # fmt: skip
     return {
         "data": traces,
         "label": "share of the clients in the largest cluster against round",

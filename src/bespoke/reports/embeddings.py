@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bespoke.metrics.analyses import Analysis, told
-from bespoke.reports.figures import Figure, axis, escaped
+from bespoke.reports.figures import Figure, axis, escaped, theme
 
 MOST_GROUPS = 20  # in a figure
 PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
@@ -37,7 +37,7 @@ def confusion_figure(record: dict[str, Any]) -> Figure:
     return {
         "data": [{
             "type": "heatmap", "z": part.round(4).tolist(), "x": names, "y": names, "zmin": 0, "zmax": 1,
-            "colorscale": [[0, "$m1/0.04"], [1, "$m1"]], "xgap": 1, "ygap": 1,
+            "colorscale": [[0, theme("m1", 0.04)], [1, theme("m1")]], "xgap": 1, "ygap": 1,
             "hovertemplate": "group %{y}, guessed %{x}: %{z:.1%}<extra></extra>",
         }],
         "label": "the groups of clients, and what their embeddings say", "height": 380,
@@ -60,7 +60,7 @@ def plane_figure(analysis: Analysis) -> Figure:
         traces.append({
             "type": "scatter", "mode": "markers", "name": escaped(str(group)), "x": rows["x"].round(2).tolist(),
             "y": rows["y"].round(2).tolist(), "hoverinfo": "name", "showlegend": True,
-            "marker": {"color": f"${PALETTE[place % len(PALETTE)]}", "size": 5,
+            "marker": {"color": theme(PALETTE[place % len(PALETTE)]), "size": 5,
                        "symbol": SYMBOLS[place // len(PALETTE) % len(SYMBOLS)]},
         })  # fmt: skip
     return {

@@ -93,6 +93,11 @@ def _over_seeds(values: Floats) -> Floats:
     return np.where(known, values, 0.0).sum(0) / np.where(seeds > 0, seeds, np.nan)
 
 
+def theme(name: str, alpha: float = 1) -> dict[str, Any]:
+    """A colour of the page's theme. It is an object, because a string in a figure may be a user's."""
+    return {"theme": name, **({"alpha": alpha} if alpha < 1 else {})}
+
+
 def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, "automargin": True, **more}
 
@@ -154,16 +159,16 @@ def clients_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> 
         traces += [
             {
                 "type": points, "mode": "markers", "x": {"$": f"value {label}"}, "y": {"jitter": row},
-                "customdata": _customdata(drawn), "showlegend": False,
-                "marker": {"color": f"${colour}", "size": 4 if drawn.clients > 500 else 6,
+                "customdata": _customdata(drawn), "showlegend": False, "name": escaped(title),
+                "marker": {"color": theme(colour), "size": 4 if drawn.clients > 500 else 6,
                            "opacity": 0.25 if drawn.clients > 500 else 0.45},
-                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>{escaped(title)}</extra>",
+                "hovertemplate": f"{_who(drawn)}<br>{name} %{{x:.4g}}<extra>%{{fullData.name}}</extra>",
             },
             {
                 "type": "box", "orientation": "h", "y": [row - 0.24], "q1": [q1], "median": [median], "q3": [q3],
                 "lowerfence": [p10], "upperfence": [p90], "mean": jsonable([known.mean()], 5), "boxmean": True,
                 "width": 0.26, "showlegend": False, "name": escaped(title), "hoverinfo": "x+name",
-                "line": {"color": f"${colour}", "width": 1.8}, "fillcolor": f"${colour}/0.18", "whiskerwidth": 0.5,
+                "line": {"color": theme(colour), "width": 1.8}, "fillcolor": theme(colour, 0.18), "whiskerwidth": 0.5,
             },
         ]  # fmt: skip
     bounds, outside = _range([drawn.values[label] for label, _ in methods])
@@ -195,9 +200,9 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
             "x": {"$": "examples"}, "y": {"$": f"change {method.label}"},
             "customdata": _customdata(drawn, f"value {summary.baseline}", f"value {method.label}", "tested"),
             "marker": {"size": 5 if drawn.clients > 500 else 8, "opacity": 0.4 if drawn.clients > 500 else 0.7,
-                       "color": f"${styles[method.label].colour}", "symbol": {"open below": SIZEABLE},
+                       "color": theme(styles[method.label].colour), "symbol": {"open below": SIZEABLE},
                        # WebGL draws the outline of an open circle only if its width is given
-                       "line": {"width": 1, "color": f"${styles[method.label].colour}"}},
+                       "line": {"width": 1, "color": theme(styles[method.label].colour)}},
             "hovertemplate": f"{_who(drawn)}, tested on %{{customdata[{at + 2}]:,}}<br>"
                              f"{name} %{{customdata[{at}]:.4g}} → %{{customdata[{at + 1}]:.4g}}"
                              f"<br>change %{{y:+.4g}}<extra></extra>",
@@ -234,10 +239,10 @@ def _sides(summary: Summary, far: float) -> dict[str, Any]:
     """The side of zero where clients are hurt is tinted; both are named, in corners that sorted curves leave free."""
     lower = summary.lower_is_better
     tint = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": far if lower else -far,
-            "fillcolor": "$bad/0.07", "line": {"width": 0}, "layer": "below"}  # fmt: skip
+            "fillcolor": theme("bad", 0.07), "line": {"width": 0}, "layer": "below"}  # fmt: skip
     names = [
         {"text": text, "xref": "paper", "yref": "paper", "x": x, "y": 1 if top else 0, "xanchor": side,
-         "yanchor": "top" if top else "bottom", "showarrow": False, "font": {"color": "$muted"}}
+         "yanchor": "top" if top else "bottom", "showarrow": False, "font": {"color": theme("muted")}}
         for text, x, side, top in (("hurt", 0.995, "right", lower), ("helped", 0.005, "left", not lower))
     ]  # fmt: skip
     return {"shapes": [tint], "annotations": names}
@@ -261,7 +266,7 @@ def sorted_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
                 "type": "scatter", "mode": "lines", "name": escaped(method.title),
                 "x": jsonable([0, *(100 * (at + 0.5) / len(ordered)), 100], 4),
                 "y": jsonable([ordered[0], *ordered[at], ordered[-1]], 4),
-                "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash,
+                "line": {"color": theme(style.colour), "width": 2.2, "dash": style.dash,
                          "shape": "hvh" if len(ordered) <= 60 else "linear"},
                 "hovertemplate": "%{y:+.4g} at %{x:.0f} % of clients",
             }
@@ -304,9 +309,9 @@ def groups_figure(summary: Summary, styles: dict[str, Style]) -> Figure:
             {
                 "type": "scatter", "mode": "markers", "name": escaped(method.title),
                 "x": jsonable([of[name].mean for name in names], 5), "y": list(range(len(names))),
-                "marker": {"color": f"${style.colour}", "size": 11, "opacity": 0.9,
+                "marker": {"color": theme(style.colour), "size": 11, "opacity": 0.9,
                            "symbol": "line-ns-open" if style.colour == "m0" else "circle",
-                           "line": {"width": 2.5 if style.colour == "m0" else 0, "color": f"${style.colour}"}},
+                           "line": {"width": 2.5 if style.colour == "m0" else 0, "color": theme(style.colour)}},
                 "hovertemplate": "%{x:.4g}",
             }
         )  # fmt: skip

@@ -10,7 +10,7 @@ from bespoke.metrics.folders import Study
 from bespoke.metrics.groups import ALL, Gain, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary
 from bespoke.metrics.text import count, jsonable, metric_name
-from bespoke.reports.figures import MOST_GROUPS, Figure, axis, escaped
+from bespoke.reports.figures import MOST_GROUPS, Figure, axis, escaped, theme
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +61,7 @@ def gain_figure(found: Gain, titles: dict[str, str]) -> Figure:
     return {
         "data": [{
             "type": "bar", "x": jsonable(middles.tolist(), 5), "y": counts.tolist(), "width": 2 * reach / BINS * 0.94,
-            "marker": {"color": ["$good" if better else "$bad" for better in gained]}, "showlegend": False,
+            "marker": {"color": [theme("good") if better else theme("bad") for better in gained]}, "showlegend": False,
             "hovertemplate": "%{y} clients change by about %{x:.3g} %<extra></extra>",
         }],
         "note": f"{count(outside, 'extreme value')} beyond the axis {'is' if outside == 1 else 'are'} left out."

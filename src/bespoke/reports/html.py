@@ -1,8 +1,9 @@
 """The comparison as one HTML page that opens offline, made from run folders and from nothing else.
 
 The page carries every client's numbers once (`columns`); a figure is a Plotly specification that refers to them:
-{"$": "change finetune"} stands for a column, {"zip": [...]} for a table of columns, "$m1" for a colour of the theme.
-The script in figures.html.jinja fills these in. Same folders, same bytes: no dates, no random ids.
+{"$": "change finetune"} stands for a column, {"zip": [...]} for a table of columns, {"theme": "m1"} for a colour of
+the theme. A string is always text. The script in figures.html.jinja fills references in.
+Same folders, same bytes: no dates, no random ids.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from bespoke.metrics.folders import Study
 from bespoke.metrics.mixed import Mixed, read_mixed
 from bespoke.metrics.summary import Summary
 from bespoke.metrics.text import jsonable, percent
-from bespoke.reports.figures import Figure, axis, escaped
+from bespoke.reports.figures import Figure, axis, escaped, theme
 
 MOST_COEFFICIENTS = 30
 PARTS = {
@@ -36,7 +36,7 @@ def shares_figure(found: Mixed) -> Figure:
     traces = [
         {
             "type": "bar", "orientation": "h", "name": f"{name}, {percent(100 * found.shares[part])} %",
-            "x": jsonable([100 * found.shares[part]], 4), "y": [0], "marker": {"color": f"${colour}"},
+            "x": jsonable([100 * found.shares[part]], 4), "y": [0], "marker": {"color": theme(colour)},
             "hovertemplate": "%{x:.3g} %",
         }
         for part, (name, colour) in PARTS.items() if part in found.shares
@@ -57,15 +57,15 @@ def coefficients_figure(found: Mixed) -> Figure:
     rows = list(range(len(shown)))
     means = jsonable([c.mean for c in shown], 4)
     dot = {"type": "scatter", "mode": "markers", "x": means, "y": rows}
-    deviation = {"type": "data", "array": jsonable([c.clients for c in shown], 4), "color": "$m2/0.45",
+    deviation = {"type": "data", "array": jsonable([c.clients for c in shown], 4), "color": theme("m2", 0.45),
                  "thickness": 9, "width": 0}  # fmt: skip
-    error = {"type": "data", "array": jsonable([2 * c.error for c in shown], 4), "color": "$ink", "thickness": 1.5,
-             "width": 4}  # fmt: skip
+    error = {"type": "data", "array": jsonable([2 * c.error for c in shown], 4), "color": theme("ink"),
+             "thickness": 1.5, "width": 4}  # fmt: skip
     traces = [
         {**dot, "name": "± standard deviation between clients", "error_x": deviation, "hoverinfo": "skip",
-         "marker": {"color": "$m2/0.45", "size": 9, "symbol": "square"}},
+         "marker": {"color": theme("m2", 0.45), "size": 9, "symbol": "square"}},
         {**dot, "name": "common mean ± 2 standard errors", "error_x": error,
-         "marker": {"color": "$ink", "size": 7}, "customdata": jsonable([c.clients for c in shown], 4),
+         "marker": {"color": theme("ink"), "size": 7}, "customdata": jsonable([c.clients for c in shown], 4),
          "text": [escaped(c.name) for c in shown],
          "hovertemplate": "<b>%{text}</b><br>mean %{x:.3g}, between clients %{customdata:.3g}<extra></extra>"},
     ]  # fmt: skip

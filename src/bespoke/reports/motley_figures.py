@@ -11,7 +11,7 @@ from bespoke.metrics.analyses import Analysis, starts_untrained
 from bespoke.metrics.clusters import Clusters
 from bespoke.metrics.text import jsonable, metric_name
 from bespoke.randomness import generator
-from bespoke.reports.figures import MANY_POINTS, Figure, Style, axis, escaped, example_ticks
+from bespoke.reports.figures import MANY_POINTS, Figure, Style, axis, escaped, example_ticks, theme
 
 Styles = dict[str, Style]
 
@@ -60,7 +60,7 @@ def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Style
                 continue
             marks = [known[i] for i in _spaced(len(known))]
             name = f"{title}, {curve['name']}" if curve["name"] else f"{title}, {record['axis']}"
-            colour = f"${PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour}"
+            colour = theme(PALETTE[place % len(PALETTE)] if alone else styles[analysis.label].colour)
             traces.append({
                 "type": "scatter", "mode": "lines+markers", "name": escaped(name),
                 "x": jsonable([curve["own"][k] for k in marks], 5), "y": jsonable([curve[part][k] for k in marks], 5),
@@ -95,8 +95,8 @@ def _ood_points(
                 "text": [escaped(name)],
                 "textposition": f"{'bottom' if shared else 'top'} {_inward(at['own'], middle)}",
                 "marker": {"symbol": "diamond-open" if shared else STARS[styles[analysis.label].dash], "size": 14,
-                           "color": "$ink" if shared else f"${styles[analysis.label].colour}",
-                           "line": {"width": 1.5, "color": "$ink"}},
+                           "color": theme("ink") if shared else theme(styles[analysis.label].colour),
+                           "line": {"width": 1.5, "color": theme("ink")}},
                 "hovertemplate": "own %{x:.4g}, others %{y:.4g}",
             })  # fmt: skip
     return traces
@@ -147,7 +147,7 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
             "type": "scatter", "mode": "lines+markers", "name": title,
             "x": [100 * p["fraction"] for p in points], "y": jsonable([p["mean"] for p in points], 5),
             "customdata": jsonable([100 * p["hurt"] for p in points], 3),
-            "line": {"color": f"${style.colour}", "width": 2.2, "dash": style.dash}, "marker": {"size": 8},
+            "line": {"color": theme(style.colour), "width": 2.2, "dash": style.dash}, "marker": {"size": 8},
             "hovertemplate": "%{y:.4g}, %{customdata:.3g} % hurt",
         })  # fmt: skip
         quantiles = np.array([p["change"] for p in points], dtype=float).T
@@ -156,8 +156,8 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
         p10, q1, median, q3, p90 = (jsonable(q, 4) for q in quantiles)
         boxes.append({
             "type": "box", "name": title, "x": jsonable(at, 4), "lowerfence": p10, "q1": q1, "median": median,
-            "q3": q3, "upperfence": p90, "width": 0.85 * width, "line": {"color": f"${style.colour}", "width": 1.8},
-            "fillcolor": f"${style.colour}/0.18", "whiskerwidth": 0.5, "hoverinfo": "y+name",
+            "q3": q3, "upperfence": p90, "width": 0.85 * width, "line": {"color": theme(style.colour), "width": 1.8},
+            "fillcolor": theme(style.colour, 0.18), "whiskerwidth": 0.5, "hoverinfo": "y+name",
         })  # fmt: skip
     ticks = {"tickvals": list(range(len(fractions))), "ticktext": [f"{100 * f:g} %" for f in fractions]}
     across = "examples to personalize with"
@@ -198,7 +198,7 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
             traces.append({
                 "type": "scatter", "mode": "lines+markers" if len(points) < 30 else "lines", "name": line["name"],
                 "x": [p["value"] for p in points], "y": jsonable([factor * p[key] for p in points], 5),
-                "line": {"color": f"${colour}", "width": 2.2, "dash": DASHES[place // len(PALETTE) % len(DASHES)]},
+                "line": {"color": theme(colour), "width": 2.2, "dash": DASHES[place // len(PALETTE) % len(DASHES)]},
                 "marker": {"size": 8}, "showlegend": bool(record["curves"]),
                 "hovertemplate": "%{y:.4g}" + (" %" if key == "hurt" else ""),
             })  # fmt: skip
@@ -237,7 +237,7 @@ def choosers_figure(analysis: Analysis) -> Figure:
             "type": "scatter", "mode": "markers", "name": name,
             "x": jsonable(table["support_examples"].tolist(), 5), "y": jsonable(change.tolist(), 4),
             "text": [escaped(str(client)) for client in table.index],
-            "marker": {"color": f"${colour}", "size": 7, "opacity": 0.65, "symbol": symbol},
+            "marker": {"color": theme(colour), "size": 7, "opacity": 0.65, "symbol": symbol},
             "hovertemplate": "<b>%{text}</b><br>%{x:,.0f} examples<br>change %{y:+.4g}",
         })  # fmt: skip
     sizes = table["support_examples"]
@@ -259,7 +259,7 @@ def clusters_figure(clusters: Clusters) -> Figure:
     traces = [
         {
             "type": "bar", "name": escaped(group or "clients"), "x": clusters.names, "y": counts[place].tolist(),
-            "marker": {"color": f"${PALETTE[place % len(PALETTE)]}{'/0.55' if place >= len(PALETTE) else ''}"},
+            "marker": {"color": theme(PALETTE[place % len(PALETTE)], 0.55 if place >= len(PALETTE) else 1)},
             "showlegend": len(clusters.groups) > 1, "hovertemplate": "%{y}",
         }
         for place, group in enumerate(shown)
@@ -268,7 +268,7 @@ def clusters_figure(clusters: Clusters) -> Figure:
         rest = counts[MOST_GROUPS:].sum(0).tolist()
         name = f"{len(clusters.groups) - MOST_GROUPS} other groups"
         traces.append({"type": "bar", "name": name, "x": clusters.names, "y": rest,
-                       "marker": {"color": "$m0"}, "showlegend": True, "hovertemplate": "%{y}"})  # fmt: skip
+                       "marker": {"color": theme("m0")}, "showlegend": True, "hovertemplate": "%{y}"})  # fmt: skip
     return {
         "data": traces, "label": "clients of each group in each cluster", "height": 340,
         "layout": {"barmode": "stack", "xaxis": axis("", showgrid=False), "yaxis": axis("clients", zeroline=False),

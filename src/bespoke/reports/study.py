@@ -1,7 +1,7 @@
 """A page of figures and tables in the style of the report, for studies that are not one comparison of methods.
 
-Figures are Plotly specifications as in figures.py, complete in themselves: they may name colours of the theme ("$m1"),
-and have no columns of clients to refer to. Same input, same bytes.
+Figures are Plotly specifications as in figures.py, complete in themselves: they may name colours of the
+theme, and have no columns of clients to refer to. Same input, same bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.data.arrays import write_text
-from bespoke.reports.figures import Figure
+from bespoke.reports.figures import Figure, theme
 from bespoke.reports.html import environment, packed_plotly, script_json
 
 Table = list[list[str]]  # the first row is the head
@@ -34,7 +34,7 @@ def line(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str =
     """A line with dots at its points."""
     return {
         "type": "scatter", "mode": "lines+markers", "name": name, "x": list(x), "y": list(y),
-        "line": {"color": f"${colour}", "width": 2.2, "dash": dash}, "marker": {"size": 6}, **more,
+        "line": {"color": theme(colour), "width": 2.2, "dash": dash}, "marker": {"size": 6}, **more,
     }  # fmt: skip
 
 

@@ -27,19 +27,20 @@ from bespoke.metrics.text import (
     size,
     with_interval,
 )
+from bespoke.terminal import Terminal
 
 _COLOURS = {"better": "green", "worse": "red", "mixed": "yellow", "unclear": "", "diverged": "red"}
 
 
 def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Print the table and the answer."""
-    console = console or Console()
+    console = console or Terminal()
     console.print(render(summary, console.width))
 
 
 def print_analyses(folders: Sequence[Path], names: set[str], console: Console | None = None) -> None:
     """What `bespoke analyze` found, averaged over the seeds of each method."""
-    console = console or Console()
+    console = console or Terminal()
     titles = {
         "ood": "own rows and others' rows", "fewer-examples": "fewer examples", "per-client": "who chooses",
         "embeddings": "what embeddings know",
@@ -76,11 +77,11 @@ def _fitting(summary: Summary, width: int) -> list[Table]:
     """From roomy to dense, the first that fits; then two tables, as no number may be cut off."""
     for airy, beside in ((True, " "), (False, " "), (False, "\n")):
         table = _table(summary, airy, beside, _FOUND + _PRICE)
-        if Console(width=1_000).measure(table).maximum <= width:
+        if Terminal(width=1_000).measure(table).maximum <= width:
             return [table]
     for beside in (" ", "\n"):
         table = _table(summary, False, beside, _FOUND)
-        if Console(width=1_000).measure(table).maximum <= width:
+        if Terminal(width=1_000).measure(table).maximum <= width:
             break
     return [table, _table(summary, False, " ", _PRICE, head=False)]
 

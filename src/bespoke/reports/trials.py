@@ -12,13 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from bespoke.metrics.guarantee import ASIDE, epsilon_text
+from bespoke.terminal import Terminal
 
 SHOWN = 15  # rows; all of them are in trials.parquet
 
 
 def print_trials(about: dict[str, Any], folder: Path, console: Console | None = None) -> None:
     """What was tried, what was best, and where it lies."""
-    console = console or Console()
+    console = console or Terminal()
     sign = 1 if about["lower_is_better"] else -1
     unusable = [t for t in about["trials"] if t["validation"] is None]
     ranked = sorted((t for t in about["trials"] if t["validation"] is not None), key=lambda t: sign * t["validation"])
