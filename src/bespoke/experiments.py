@@ -120,14 +120,10 @@ def build(
     most = max(stage.rounds for stage in stages)
     every = AUTO_EVERY if any(stage.auto for stage in stages) else max(most // 10, 1)
     sampling = config.cohort.model_dump(exclude={"size"})
-    asked = [name for name in ("clip", "top_k", "quantize") if getattr(config.transform, name) is not None]
+    transforms = transforms_of(config.transform)
     for stage in stages:
-        if asked and stage.method.trains and "delta" not in stage.method.uplink:
-            sent = ", ".join(stage.method.uplink)
-            raise UserError(
-                f"transform.{asked[0]} acts on what clients send as delta, and {stage.method.name} sends {sent} "
-                "instead; leave one of the two out"
-            )
+        for transform in transforms if stage.method.trains else ():
+            transform.check(stage.method)
     if config.privacy is not None:
         check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])
     return Experiment(
@@ -140,7 +136,7 @@ def build(
         seed=config.seed,
         cohort=min(size, max(trained, 1)),
         sampling=sampling,
-        transforms=transforms_of(config.transform),
+        transforms=transforms,
         privacy=config.privacy,
         evaluate_every=config.evaluate_every or every,
         watched=config.watched,

@@ -126,15 +126,16 @@ class Run:
     # -- one stage -----------------------------------------------------------------------------------------------------
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
-        engine.open(ClientWork(method, self.now.split.train, experiment.transforms), params)
+        setting = experiment.setting(place, start)
+        engine.open(ClientWork(method, self.now.split.train, experiment.transforms, setting), params)
         rounds = stage.rounds
-        server, begin = method.init_server(params, experiment.setting(place, start)), 0
+        server, begin = method.init_server(params, setting), 0
         if self.account:
             self.account.resume(place, found.round if found else 0)
         if self.account and rounds:
             self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
             rounds = self.account.rounds(place)
-            engine.open(ClientWork(method, self.now.split.train, self.account.around(place)), params)
+            engine.open(ClientWork(method, self.now.split.train, self.account.around(place), setting), params)
         self.state, self.used, self.curve = engine.start(), {}, []
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it

@@ -19,6 +19,15 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return function(tree, *others)
 
 
+def named_map(function: Callable[[str, Tensor], Any], tree: Any, prefix: str = "") -> Any:
+    """Apply to each leaf and its name, which is that of `flatten`; a tree that is a leaf has an empty name."""
+    if isinstance(tree, dict):
+        return {
+            name: named_map(function, value, f"{prefix}/{name}" if prefix else name) for name, value in tree.items()
+        }
+    return function(prefix, tree)
+
+
 def leaves(tree: Any) -> list[Tensor]:
     """The tensors of a tree (or of a list of trees), in the order of its keys as inserted."""
     if isinstance(tree, Tensor):
@@ -45,11 +54,6 @@ def scale(a: Any, factor: float | Tensor) -> Any:
     if isinstance(factor, Tensor) and factor.dim():
         return tree_map(lambda leaf: leaf * factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim())), a)
     return tree_map(lambda leaf: leaf * factor, a)
-
-
-def scale_(a: Any, factor: Tensor) -> Any:
-    """scale, into the memory of a: for large trees that were just made."""
-    return tree_map(lambda leaf: leaf.mul_(factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim()))), a)
 
 
 def add_scaled(a: Any, b: Any, factor: float | Tensor) -> Any:
@@ -103,10 +107,10 @@ def count(a: Any) -> int:
 
 
 def flatten(tree: Any, prefix: str = "") -> Params:
-    """Nested names joined with '/': the form in which trees lie on disk."""
+    """Nested names joined with '/': the form in which trees lie on disk. An empty tree's name ends in '/'."""
     if not isinstance(tree, dict):
         return {prefix: tree}
-    out: Params = {}
+    out: Params = {} if tree or not prefix else {f"{prefix}/": torch.empty(0)}
     for name, value in tree.items():
         if "/" in name:
             raise ValueError(f"a tensor's name may not contain '/': {name!r}")
@@ -115,12 +119,13 @@ def flatten(tree: Any, prefix: str = "") -> Params:
 
 
 def unflatten(flat: Params) -> Tree:
-    """The inverse of flatten (an empty dict inside a tree is lost)."""
+    """The inverse of flatten."""
     tree: Tree = {}
     for path, leaf in flat.items():
         *parents, last = path.split("/")
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = leaf
+        if last:
+            node[last] = leaf
     return tree

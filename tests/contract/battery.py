@@ -18,7 +18,7 @@ from bespoke.method import Method, Setting
 from bespoke.methods import METHODS
 from bespoke.methods.finetune import FineTune
 from bespoke.privacy.transform import Transform
-from bespoke.tensors import Params, Tree, flatten
+from bespoke.tensors import Params, Tree, flatten, take
 from small_worlds import BATCH, World
 
 ROUNDS = ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2, 5, 6))  # cohorts: everyone, and some twice
@@ -76,7 +76,7 @@ def play(
     train: Train | None = None,
 ) -> Play:
     params = start(world)
-    engine.open(ClientWork(method, train or world.split.train, transforms), params)
+    engine.open(ClientWork(method, train or world.split.train, transforms, setting(world)), params)
     server: Tree = method.init_server(params, setting(world))
     out, state = Play({}, {}), engine.start()
     for number, cohort in enumerate(rounds if method.trains else ()):
@@ -86,8 +86,7 @@ def play(
         out.steps.append((result.steps, result.examples))
         out.cohorts.append((set(result.cohort.clients), set(result.cohort.excluded)))
         assert len(result.cohort.clients) == len(out.cohorts[-1][0])  # nobody twice
-        flat = flatten(result.cohort.each)
-        out.each.append({c: {n: leaf[i] for n, leaf in flat.items()} for i, c in enumerate(result.cohort.clients)})
+        out.each.append({c: flatten(take(result.cohort.each, i)) for i, c in enumerate(result.cohort.clients)})
         server = method.server_round(server, result.cohort)
     out.server = flatten(server)
     test = world.split.test

@@ -29,7 +29,7 @@ from bespoke.engines.host import ClientWork, Scores
 from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population
-from bespoke.method import Method
+from bespoke.method import Method, Setting
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
 from bespoke.selection import Choice, Floats, QueryScores, SupportScores, ValidationScores, accepted, choose
@@ -68,6 +68,7 @@ class Finished:
     engine: Engine
     server: Tree
     start: Params  # what the last stage began with
+    setting: Setting
     clients: Ints  # tested, and not forgotten since
     segments: list[Path]
     progress: Progress = field(default_factory=Silent)
@@ -91,7 +92,8 @@ class Finished:
     def scores(self, method: Method, clients: Ints, support: Support, parts: dict[str, Scored]) -> Scores:
         """Every candidate of this method on these rows; sums, as the engine gives them."""
         if self.using != method:
-            self.engine.open(ClientWork(method, self.experiment.split.train, self.experiment.transforms), self.start)
+            work = ClientWork(method, self.experiment.split.train, self.experiment.transforms, self.setting)
+            self.engine.open(work, self.start)
             if method == self.method:
                 self.engine.load_private(self.segments)
             self.using = method
@@ -245,8 +247,8 @@ def reopened(
     if found is None:
         raise UserError(f"{path} holds no checkpoint: its personal models cannot be made again")
     method, begun = experiment.stages[-1].method, folder.beginning(found.stage).server
-    start = begun["params"]
-    server = method.init_server(start, experiment.setting(found.stage, begun))
+    start, setting = begun["params"], experiment.setting(found.stage, begun)
+    server = method.init_server(start, setting)
     if found.round >= 0:
         server = restore_empty(server, found.server)
     clients = experiment.split.test.query.clients
@@ -255,7 +257,7 @@ def reopened(
         clients = np.array([c for c in clients if not is_forgotten(path, ids[c])], dtype=np.int64)
     segments = [path / "private" / name for name in found.segments]
     with folder.locked(), Engine(experiment.population, _engine(path, experiment)) as engine:
-        opened = Finished(path, folder, experiment, engine, server, start, clients, segments)
+        opened = Finished(path, folder, experiment, engine, server, start, setting, clients, segments)
         opened.progress, opened.stop = progress or opened.progress, stop or opened.stop
         yield opened
 

@@ -60,15 +60,12 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
         raise UserError(f"{folder.path} holds no checkpoint")
     method = experiment.stages[-1].method
     host = Host(experiment.population, Mode(vectorized=False))
-    start = found.server["params"] if found.round < 0 else method.params(found.server)
-    if method.init_private(start):  # a client never seen holds what the stage began with
-        start = folder.beginning(found.stage).server["params"]
-    host.open(ClientWork(method, experiment.split.train, experiment.transforms), start)
+    begun = folder.beginning(found.stage).server  # a client never seen holds what the stage began with
+    start, setting = begun["params"], experiment.setting(found.stage, begun)
+    host.open(ClientWork(method, experiment.split.train, experiment.transforms, setting), start)
     for name in found.segments:
         host.load_private(folder.path / "private" / name)
-    server = (
-        found.server if found.round >= 0 else method.init_server(start, experiment.setting(found.stage, found.server))
-    )
+    server = found.server if found.round >= 0 else method.init_server(start, setting)
     own, groups = method.unicast(server, client), method.groups(server)
     choices = read_choices(folder.path)
     candidate = choices["own"].get(experiment.population.ids[client], choices["default"])

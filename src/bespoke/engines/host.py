@@ -54,6 +54,11 @@ class ClientWork:
     method: Method
     train: Train
     transforms: tuple[Transform, ...] = ()
+    setting: Setting | None = None  # of the stage; where nobody knows it, that of the population alone
+
+    def __post_init__(self) -> None:
+        for transform in self.transforms if self.method.trains else ():
+            transform.check(self.method)
 
     @property
     def remembers(self) -> bool:
@@ -131,15 +136,15 @@ class Host:
         memory: Tree = {}
         for transform in self.work.transforms:
             memory |= transform.memory(self.template())
-        return {"method": private, "memory": memory} if private else {"memory": memory}
+        return {"method": private, "memory": memory}
 
     def template(self) -> Tree:
         """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
         method, client = self.work.method, self.train_rows.clients[:1]
         group = self.population.group
         groups = torch.zeros(len(self.population)) if group is None else torch.from_numpy(group + 1)
-        setting = Setting(0, len(self.population), len(self.train_rows.clients), groups)
-        server = method.init_server(self.params, setting)
+        plain = Setting(0, len(self.population), len(self.train_rows.clients), groups)
+        server = method.init_server(self.params, self.work.setting or plain)
         shared = method.broadcast(server) if method.groups(server) is None else take(method.broadcast(server), 0)
         down = {**shared, **method.unicast(server, int(client[0]))}
         orders = Orders.draw(self.train_rows, client, method.batching(), 0)
@@ -206,12 +211,10 @@ class Host:
 
     def _parted(self, private: Tree) -> tuple[Tree, Tree]:
         """A client's state: what the method sees of it, and what its transforms remember."""
-        return (private.get("method", {}), private["memory"]) if self.work.remembers else (private, {})
+        return (private["method"], private["memory"]) if self.work.remembers else (private, {})
 
     def _joined(self, private: Tree, memory: Tree) -> Tree:
-        if not self.work.remembers:
-            return private
-        return {"method": private, "memory": memory} if private else {"memory": memory}
+        return {"method": private, "memory": memory} if self.work.remembers else private
 
     def _planned(self, layout: Layout) -> Plan:
         return Plan(layout, self._chunks(layout), *work_of(layout.sizes, layout.batching))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.errors import UserError
-from bespoke.tensors import Tree, flatten, unflatten
+from bespoke.tensors import Tree, flatten, named_map
 
 Ints = NDArray[np.int64]
 
@@ -30,10 +30,11 @@ class PrivateTable:
     def __init__(self, template: Tree) -> None:
         # in the order of their names: a template that went through a file comes back in another order, and a row lies
         # in segments without names
-        first = dict(sorted(flatten(template).items())) if template else {}
+        first = dict(sorted(_named(template).items()))
+        self.template = template
         self.fields = {name: (leaf.shape, leaf.dtype) for name, leaf in first.items()}
-        self.initial = self._pack({name: leaf[None] for name, leaf in first.items()}, 1)[0] if template else None
-        self.width = len(self.initial) if self.initial is not None else 0
+        self.initial = self._pack({name: leaf[None] for name, leaf in first.items()}, 1)[0]
+        self.width = len(self.initial)
         self.slots: dict[int, int] = {}
         self.dirty: set[int] = set()
         self.capacity = 0
@@ -48,9 +49,6 @@ class PrivateTable:
 
     def read(self, clients: Iterable[int]) -> Tree:
         """The state of these clients, stacked; those never touched have the initial state."""
-        if not self:
-            return {}
-        assert self.initial is not None
         chosen = list(clients)
         packed = np.empty((len(chosen), self.width), dtype=np.uint8)
         for place, client in enumerate(chosen):
@@ -61,7 +59,7 @@ class PrivateTable:
     def write(self, clients: Iterable[int], state: Tree) -> None:
         chosen = [int(client) for client in clients] if self else []
         if chosen:
-            self._store(chosen, self._pack(flatten(state), len(chosen)))
+            self._store(chosen, self._pack(_named(state), len(chosen)))
 
     def _store(self, clients: list[int], packed: NDArray[np.uint8]) -> None:
         for client in clients:
@@ -87,7 +85,8 @@ class PrivateTable:
         if found != self.fields:
             raise TypeError(f"private state began as {self.fields}, and came back from a round as {found}")
         leaves = [flat[name].detach().contiguous().reshape(count, -1) for name in self.fields]
-        return np.concatenate([leaf.numpy().view(np.uint8) for leaf in leaves], axis=1)
+        none = np.zeros((count, 0), dtype=np.uint8)
+        return np.concatenate([none, *(leaf.numpy().view(np.uint8) for leaf in leaves)], axis=1)
 
     def _unpack(self, packed: NDArray[np.uint8]) -> Tree:
         flat, begin = {}, 0
@@ -96,7 +95,7 @@ class PrivateTable:
             part = packed[:, begin : begin + width].copy()  # a slice of one row need not lie at a multiple of its type
             flat[name] = torch.from_numpy(part).view(dtype).reshape(len(packed), *shape)
             begin += width
-        return unflatten(flat)
+        return named_map(lambda name, _: flat[name], self.template)
 
     def save(self, path: Path, only_dirty: bool = True) -> int:
         """Write changed (or all) rows as a segment, in order of client; returns how many."""
@@ -117,3 +116,8 @@ class PrivateTable:
         if keep:
             self._store([clients[place] for place in keep], arrays["rows"].numpy()[keep])
         self.dirty.clear()
+
+
+def _named(tree: Tree) -> dict[str, Tensor]:
+    """The leaves by name: an empty tree takes no bytes of a row."""
+    return {name: leaf for name, leaf in flatten(tree).items() if not name.endswith("/")}

@@ -47,14 +47,11 @@ class FedRep(FedAvg):
         body, head = self.split(params)
         return {**super().init_server(body, setting), "head": head}  # the head of a client that has none yet
 
-    def broadcast(self, server: Tree) -> Tree:
-        return {"params": server.get("params", {})}  # a linear model has no body
-
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         return {**super().server_round(server, cohort), "head": server["head"]}
 
     def params(self, server: Tree) -> Params:
-        return {**server.get("params", {}), **server["head"]}
+        return {**server["params"], **server["head"]}
 
     def batching(self) -> Batching:
         # rows in a new order every round, not every epoch: what the body makes of them is computed once for the head

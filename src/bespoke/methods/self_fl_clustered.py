@@ -96,6 +96,8 @@ class ClusteredSelfFL(SelfFL):
         """Eq. 11 and 14 over clusters: the global model, the variance between clients, the sum of precisions."""
         sizes = torch.bincount(server["member"], minlength=len(server["weights"]))
         weights = server["weights"] * sizes
+        if not weights.sum() > 0:  # clipped and noisy counts may say that nobody was there yet
+            return {}
         part = weights / weights.sum()
         away = subtract(server["models"], server["params"])
         shift = {name: torch.tensordot(part, leaf, 1) for name, leaf in away.items()}

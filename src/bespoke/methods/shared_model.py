@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
 from bespoke.methods.server_optimizer import ServerOptimizer
-from bespoke.tensors import Params, Tree, scale, scale_, subtract
+from bespoke.tensors import Params, Tree, scale, tree_map
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class SharedModel(Method):
     def change(self, trained: Params, start: Params, batches: Batches) -> Tree:
         """What a client sends: its weighted change, and the weight."""
         weight = self.weight(batches)
-        return {"delta": scale_(subtract(trained, start), weight), "weight": weight}
+        # leaf by leaf, so that a large model's change is held once
+        return {"delta": tree_map(lambda new, old: scale(new - old, weight), trained, start), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())

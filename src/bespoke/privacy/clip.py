@@ -32,6 +32,12 @@ class Clip(Transform):
     bound: float
     fields: tuple[str, ...] = ("delta",)
 
+    title = "transform.clip"
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.fields
+
     def client(self, sent: Sent) -> Sent:
         chosen = {name: sent.up[name] for name in self.fields}
         return replace(sent, up={**sent.up, **clipped(chosen, self.bound)})

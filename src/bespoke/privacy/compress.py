@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bespoke.privacy.transform import Sent, Transform
 from bespoke.randomness import Word, mix, uniform
-from bespoke.tensors import Params, Tree, flatten, nbytes, unflatten
+from bespoke.tensors import Params, Tree, flatten, named_map, nbytes, unflatten
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,43 @@ class Compress(Transform):
     rounding: Literal["stochastic", "nearest"] | None = None
     least: int = 16  # entries of a leaf below which compressing costs more than it saves
 
+    needs = ("delta",)
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        return "transform.quantize" if self.keep is None else "transform.top_k"
+
     @property
     def remembers(self) -> bool:  # type: ignore[override]
         return self.keep is not None
 
     def memory(self, up: Tree) -> Tree:
+        if not self.remembers:
+            return {}
         wide = {name: torch.zeros_like(leaf) for name, leaf in flatten(up).items() if self._acts_on(leaf)}
-        return {"error": unflatten(wide)} if self.remembers and wide else {}
+        return {"error": unflatten(wide)}
 
     def _acts_on(self, leaf: Tensor) -> bool:
         return leaf.is_floating_point() and leaf.dim() > 0 and leaf.numel() >= self.least
 
     def client(self, sent: Sent) -> Sent:
-        up, errors = flatten(sent.up), flatten(sent.memory.get("error", {}))
-        left: Params = {}
+        errors, left = flatten(sent.memory.get("error", {})), Params()
         total = sent.nbytes
-        for name, leaf in up.items():
+
+        def received(name: str, leaf: Tensor) -> Tensor:
+            nonlocal total
             if not self._acts_on(leaf[0]):
-                continue
+                return leaf
             wanted = leaf + errors[name] if name in errors else leaf
             wire = self.encode(wanted.flatten(1), (sent.key, name), sent.clients)
-            up[name] = self.decode(wire, leaf[0].numel()).reshape(leaf.shape).to(leaf.dtype)
-            left[name] = wanted - up[name]
+            whole = self.decode(wire, leaf[0].numel()).reshape(leaf.shape).to(leaf.dtype)
+            left[name] = wanted - whole
             total += nbytes(wire) - nbytes(leaf)
-        kept = {"error": unflatten(left)} if "error" in sent.memory else sent.memory
-        return replace(sent, up=unflatten(up), nbytes=total, memory=kept)
+            return whole
+
+        up = named_map(received, sent.up)
+        kept = {"error": unflatten(left)} if self.remembers else sent.memory
+        return replace(sent, up=up, nbytes=total, memory=kept)
 
     # -- the encoded form: rows are clients --------------------------------------------------------------------------
     def encode(self, rows: Tensor, words: tuple[Word, ...], clients: NDArray[np.uint64]) -> Params:

@@ -27,7 +27,7 @@ from bespoke.method import Cohort
 from bespoke.privacy.clip import clipped, norms
 from bespoke.privacy.noise import with_noise, with_noise_each
 from bespoke.privacy.transform import Sent, State, Transform
-from bespoke.tensors import Tree, flatten, leaves, tree_map, unflatten
+from bespoke.tensors import Tree, leaves, tree_map
 
 BIT = "within bound"  # the field by which clients tell whether they were clipped
 
@@ -138,7 +138,7 @@ class Gaussian(Transform):
         if not self.by_layer or not leaves(hidden):
             return clipped(hidden, bound)
         part = bound / math.sqrt(len(leaves(hidden)))
-        return unflatten({name: clipped(leaf, part) for name, leaf in flatten(hidden).items()})
+        return tree_map(lambda leaf: clipped(leaf, part), hidden)
 
     # -- the server half -----------------------------------------------------------------------------------------------
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:

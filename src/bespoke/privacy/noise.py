@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.randomness import Word, generator
-from bespoke.tensors import flatten, unflatten
+from bespoke.tensors import named_map
 
 Shape = tuple[int, ...]
 
@@ -39,25 +39,25 @@ def keyed_normal(shape: Shape, *words: Word) -> NDArray[np.float64]:
 
 def with_noise(tree: Any, deviation: float, words: tuple[Word, ...] | None) -> Any:
     """Independent noise on every entry of a tree; `words` None: secret noise."""
-    noisy = {}
-    for name, leaf in flatten(tree).items():
+
+    def noisy(name: str, leaf: Tensor) -> Tensor:
         shape = tuple(leaf.shape)
-        drawn = secret_normal(shape) if words is None else keyed_normal(shape, *words, name)
-        noisy[name] = added(leaf, deviation * drawn)
-    return unflatten(noisy) if isinstance(tree, dict) else noisy[""]
+        return added(leaf, deviation * (secret_normal(shape) if words is None else keyed_normal(shape, *words, name)))
+
+    return named_map(noisy, tree)
 
 
 def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], words: tuple[Word, ...] | None) -> Any:
     """The same for a stacked tree: every client draws its own, so that it matters not who is stacked with it."""
-    noisy = {}
-    for name, leaf in flatten(tree).items():
+
+    def noisy(name: str, leaf: Tensor) -> Tensor:
         shape = tuple(leaf.shape)
         if words is None:
-            drawn = secret_normal(shape)
-        else:
-            drawn = np.stack([keyed_normal(shape[1:], *words, name, int(client)) for client in clients])
-        noisy[name] = added(leaf, deviation * drawn)
-    return unflatten(noisy) if isinstance(tree, dict) else noisy[""]
+            return added(leaf, deviation * secret_normal(shape))
+        drawn = np.stack([keyed_normal(shape[1:], *words, name, int(client)) for client in clients])
+        return added(leaf, deviation * drawn)
+
+    return named_map(noisy, tree)
 
 
 def added(leaf: Tensor, drawn: NDArray[np.float64]) -> Tensor:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.method import Cohort
+from bespoke.errors import UserError
+from bespoke.method import Cohort, Method
 from bespoke.tensors import Tree
 
 State = dict[str, float]  # what a transform keeps on the server from round to round, and tells all clients
@@ -35,6 +36,17 @@ class Transform:
 
     covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
     remembers = False  # True: clients keep something of it, as private as the method's own state
+    needs: tuple[str, ...] = ()  # fields that a method has to send
+    title = "this transform"  # its key in an experiment
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that sends nothing for this to act on."""
+        missing = [name for name in self.needs if name not in method.uplink]
+        if missing:
+            raise UserError(
+                f"{self.title} acts on what clients send as {missing[0]}, and {method.name} sends "
+                f"{', '.join(method.uplink)} instead; leave one of the two out"
+            )
 
     def memory(self, up: Tree) -> Tree:
         """What a client remembers before its first message, which looks like `up`."""
