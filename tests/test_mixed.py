@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.optimize import lsq_linear, minimize
 
 import bespoke
 from bespoke.bayes import three_levels
@@ -20,6 +21,7 @@ from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.method import Setting
 from bespoke.methods import Mixed
+from bespoke.methods.mixed_posterior import scored
 from bespoke.models.networks import Linear
 from bespoke.models.task import Classification, Regression
 
@@ -215,3 +217,60 @@ def test_under_privacy_moments_are_sent_and_noise_leaves_them_of_use(tmp_path: P
     revealed = next(line["revealed"] for line in map(json.loads, lines) if line.get("round") == 1)
     assert set(revealed) == {"mean", "square", "noise", "clients"}
     assert found["private"] < 1.05 * found["plain"]
+
+
+def test_a_step_of_scoring_is_the_best_within_its_bounds() -> None:
+    """Against scipy's bounded least squares: with C = R'R the model is |Rs - R'^-1 slope|^2 / 2 and a constant."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        values = 10.0 ** rng.uniform(-4, 0, 12)
+        root = rng.normal(size=(14, 12)) @ np.diag(10.0 ** rng.uniform(-1, 1, 12))
+        curve, slope = root.T @ root, rng.normal(size=12) * 30
+        after = scored(*(torch.from_numpy(part) for part in (values, slope, curve)))
+        upper = np.linalg.cholesky(curve).T
+        bounds = (-0.9 * values, 9 * values)
+        best = lsq_linear(upper, np.linalg.solve(upper.T, slope), bounds, method="bvls", tol=1e-14)
+        step = after.numpy() - values
+        gain, most = (slope @ s - s @ curve @ s / 2 for s in (step, best.x))
+        assert gain >= most - 1e-6 * abs(most)
+        assert (step >= bounds[0] - 1e-12).all()
+        assert (step <= bounds[1] + 1e-12).all()
+
+
+def test_variances_of_two_levels_end_where_the_likelihood_is_greatest() -> None:
+    """Against the dense restricted likelihood, maximised by scipy; most of the variances are zero at the maximum."""
+    rng = np.random.default_rng(3)
+    groups, clients, rows = 8, 5, 8
+    member = np.repeat(np.arange(groups), clients)
+    x = rng.normal(size=(groups * clients, rows, 2)).astype(np.float32)
+    x[..., 1] = 0.9 * x[..., 0] + 0.3 * x[..., 1]  # nearly the same: their variances compete
+    slopes = 1 + 0.6 * rng.normal(size=groups)[member] + 0.3 * rng.normal(size=len(member))
+    y = (slopes[:, None] * x[..., 0] + 0.5 * rng.normal(size=x.shape[:2])).astype(np.float32)
+    names = np.repeat([f"c{n:02d}" for n in range(len(member))], rows)
+    people = Population.build({"x": x.reshape(-1, 2), "y": y.reshape(-1)}, names, about={"name": "levels"})
+    server = fitted(Mixed(TASK), people, 40, torch.from_numpy(member + 1))
+
+    design = np.concatenate([np.ones((x.shape[0] * rows, 1)), x.reshape(-1, 2)], axis=1).astype(np.float64)
+    client, group = np.repeat(np.arange(len(member)), rows), np.repeat(member, rows)
+
+    def lost(logs: np.ndarray) -> float:
+        variances = np.exp(logs)
+        inside = (client[:, None] == client) * ((design * variances[:3]) @ design.T)
+        whole = (
+            inside
+            + (group[:, None] == group) * ((design * variances[3:6]) @ design.T)
+            + np.eye(len(y.flat)) * variances[6]
+        )
+        solved = np.linalg.solve(whole, np.column_stack([design, y.reshape(-1)]))
+        told = design.T @ solved
+        left = y.reshape(-1) @ solved[:, -1] - told[:, -1] @ np.linalg.solve(told[:, :-1], told[:, -1])
+        return float(np.linalg.slogdet(whole)[1] + np.linalg.slogdet(told[:, :-1])[1] + left) / 2
+
+    mine = np.concatenate(
+        [server[part].diagonal().numpy() for part in ("spread", "between")] + [server["noise"].reshape(1)]
+    )
+    best = min(
+        minimize(lost, np.log(start), method="L-BFGS-B", bounds=[(-18, 2)] * 7).fun for start in (mine, np.full(7, 0.1))
+    )
+    assert float(server["likelihood"]) == pytest.approx(-lost(np.log(mine)), abs=0.01)
+    assert lost(np.log(mine)) <= best + 0.01

@@ -338,7 +338,7 @@ def choose(
     compiled = linear and kernels.available()
     # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
     fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
-    best_chunk = chunk or max(min(fit, 512), 4)
+    best_chunk = chunk or max(min(fit, 2048), 4)
     vectorizes = getattr(task, "vectorizes", True)
     if kind == "auto":
         if linear:

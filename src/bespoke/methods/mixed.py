@@ -113,7 +113,7 @@ class Mixed(Method):
             "params": params, "beta": centre, "doubt": 0 * eye, "spread": 0.1 * eye, "between": 0.1 * eye,
             "noise": scalar if self._classes() else 0.5 * scalar, "shape": 5 * scalar,
             "effects": eye.new_zeros(rows, size), "effect_doubt": eye.new_zeros(rows, size, size),
-            "variances": eye.new_zeros(4), "good": eye.new_full((2 * size + 1,), 0.1),
+            "variances": eye.new_zeros(4), "good": eye.new_full((2 * size + 1,), 0.1), "damp": scalar,
             "likelihood": torch.full((), -torch.inf, dtype=torch.float64), "settled": torch.tensor(False),
         }  # fmt: skip
         return state if members is None else {**state, "groups": members}
@@ -247,14 +247,19 @@ class Mixed(Method):
         return {"noise": 1 / mean.clamp(min=TINY, max=1 / TINY), "shape": shape}
 
     def _guarded(self, server: Tree, new: Tree) -> Tree:
-        """The new state or, if the likelihood fell by the last step, half of that step; and whether it has settled."""
-        now, after = _variances(server), _variances(new)
+        """The new state; if the likelihood fell by the last step, back to before it, for a smaller one. And: settled?
+
+        A round's slopes are taken where beta and the groups' effects are best for the variances of the round before:
+        back at these variances they are exact.
+        """
+        now, after, damp = _variances(server), _variances(new), server["damp"]
+        guarded = self.covariance == "diagonal" and not self.robust
         fell = new["likelihood"] < server["likelihood"] - NOTHING - 1e-7 * new["likelihood"].abs()
-        if fell and self.covariance == "diagonal" and not self.robust:
-            between = (now * server["good"]).sqrt()
-            moved = ((now - between).abs() / (now + 1e-3 * server["noise"])).max()
-            state = {**_with_variances(new, between), "likelihood": server["likelihood"]}
-            return {**state, "settled": moved < ENOUGH}
+        if fell and guarded:
+            return {**_with_variances(server, server["good"]), "damp": damp / 3}
+        if guarded:
+            after = now + damp * (after - now)
+            new = {**_with_variances(new, after), "damp": (2 * damp).clamp(max=1.0)}
         change = ((after - now).abs() / (after + 1e-3 * new["noise"])).max()
         still = (new["beta"] - server["beta"]).abs().max() < 1e-3
         enough = ENOUGH if self.robust or new["likelihood"] < server["likelihood"] + NOTHING else CHANGE

@@ -108,14 +108,27 @@ def derivatives(found: Tree, told: Tree, doubt: Tensor, noise_varies: bool) -> T
 def scored(values: Tensor, slope: Tensor, curve: Tensor) -> Tensor:
     """Variances after a step of Fisher scoring, by a factor of ten at most: they stay positive, and may come to zero.
 
-    `slope` is twice the gradient of the log-likelihood, `curve` twice its expected curvature.
+    `slope` is twice the gradient of the log-likelihood, `curve` twice its expected curvature. The step is the best of
+    the quadratic model within its bounds: a variance that one of them stops changes what is best for the others. By
+    pivoting: which variances are held at a bound is exchanged until all fits (Murty: singly, from the last, it ends).
     """
-    moving = (values > 10 * TINY) | (slope > 0)
-    both = moving[:, None] & moving[None, :]
-    diagonal = curve.diagonal().clamp(min=1e-30)
-    system = torch.where(both, curve, 0.0) + torch.diag(torch.where(moving, 1e-9 * diagonal, 1.0))
-    step = torch.linalg.solve(system, torch.where(moving, slope, 0.0))
-    return torch.minimum(torch.maximum(values + step, values / 10), 10 * values.clamp(min=1e-6)).clamp(min=TINY)
+    least, most = (values / 10).clamp(min=TINY), 10 * values.clamp(min=1e-6)
+    low, high = (values <= 10 * TINY) & (slope <= 0), torch.zeros_like(values, dtype=torch.bool)
+    curve = curve + torch.diag(1e-9 * curve.diagonal().clamp(min=1e-30))
+    for attempt in range(20 + 10 * len(values)):
+        held = low | high
+        stopped = torch.where(low, least - values, torch.where(high, most - values, 0.0))
+        system = torch.where(held[:, None] | held[None, :], torch.diag(held.to(values.dtype)), curve)
+        step = torch.linalg.solve(system, torch.where(held, stopped, slope - curve @ stopped))
+        below, above = ~held & (values + step < least), ~held & (values + step > most)
+        pull = slope - curve @ step
+        wrong = below | above | (low & (pull > 0)) | (high & (pull < 0))
+        if not wrong.any():
+            break
+        if attempt >= 20:
+            wrong[: int(wrong.nonzero().max())] = False
+        low, high = torch.where(wrong, below, low), torch.where(wrong, above, high)
+    return torch.minimum(torch.maximum(values + step, least), most)
 
 
 # -- matrices ----------------------------------------------------------------------------------------------------------
