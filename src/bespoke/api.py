@@ -28,6 +28,7 @@ def compare(
     data: str = "chem97",
     settings: dict[str, Any] | None = None,
     jobs: int | None = 1,
+    name_clients: bool = False,
     **columns: Any,
 ) -> Summary:
     """Compare methods on a table (with client=, target=, group=, ...) or on built-in data, into the folder `out`.
@@ -35,6 +36,7 @@ def compare(
     What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
+    `name_clients`: the report and the summary name single clients, also where the runs are under [privacy].
     """
     described = {"source": data} if table is None else {"table": str(table), **columns}
     folder = Path(out)
@@ -43,8 +45,8 @@ def compare(
         raise UserError("methods = []: there is nothing to compare; leave it out for the default methods")
     names, numbers = tuple(methods or ()), tuple(range(seeds))
     Comparison(base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True).run()
-    write_report([folder], folder / "report.html")
-    return summarize([folder])
+    write_report([folder], folder / "report.html", name_clients)
+    return summarize([folder], name_clients)
 
 
 def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, Any]:

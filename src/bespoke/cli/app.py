@@ -19,6 +19,9 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.", metavar="")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="The client's id, as in the client column.")]
+NameClients = Annotated[
+    bool, typer.Option("--name-clients", metavar="", help="Name single clients, also of runs under [privacy].")
+]
 Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with what was interrupted in --out.")]
 
 Jobs = Annotated[

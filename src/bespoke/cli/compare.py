@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke.cli.app import Jobs, Json, Resume, app
+from bespoke.cli.app import Jobs, Json, NameClients, Resume, app
 from bespoke.cli.folders import place, resumable
 from bespoke.cli.say import listed, show_report, this_command
 from bespoke.errors import UserError
@@ -107,6 +107,7 @@ def compare(
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
     ] = None,
     resume: Resume = False,
+    name_clients: NameClients = False,
     as_json: Json = False,
 ) -> None:
     """Compare methods: does personalization help here, for whom, and at what cost?
@@ -125,7 +126,7 @@ def compare(
     if table is not None and not table.exists() and str(table) in SOURCES:
         table, data = None, str(table)  # `bespoke compare hsb82`, as one would say it
     if table is not None and table.suffix == ".toml":
-        _compare_file(table, out, resume, as_json, jobs)
+        _compare_file(table, out, resume, as_json, jobs, name_clients)
         return
     described = _described(table, data, client, target, group, features, time, task)
     base: dict[str, Any] = {
@@ -154,7 +155,7 @@ def compare(
                 base, folder, names, tuple(range(seeds)), many, tune, command=command, progress=bars, stop=stop,
                 jobs=jobs, accept=rule, automatic=True,
             ).run()  # fmt: skip
-        show_report([folder], folder / "report.html", as_json)
+        show_report([folder], folder / "report.html", as_json, name_clients)
 
 
 def _rounds(text: str) -> Any:
@@ -243,9 +244,11 @@ def _named(option: str, value: str) -> str:
     return value
 
 
-def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None) -> None:
+def _compare_file(
+    path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None, name_clients: bool
+) -> None:
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
-    ours = ["compare", str(path), "--resume", "--json"]
+    ours = ["compare", str(path), "--resume", "--json", "--name-clients"]
     for option, value in (("--out", out), ("--jobs", jobs)):
         ours += [] if value is None else [option, str(value), f"{option}={value}"]
     others = [a for a in sys.argv[1:] if a not in ours]
@@ -259,4 +262,4 @@ def _compare_file(path: Path, out: Path | None, resume: bool, as_json: bool, job
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison.read(path, folder, command=command, progress=bars, stop=stop, jobs=jobs).run()
-        show_report([folder], folder / "report.html", as_json)
+        show_report([folder], folder / "report.html", as_json, name_clients)

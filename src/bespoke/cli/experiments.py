@@ -57,7 +57,10 @@ def run(
                 bars.note(note)
             result = Run(built, run_folder, bars, stop=stop).run()
     if as_json:
-        print_json({**result, "folder": str(folder)})
+        from bespoke.metrics.parts import unnamed
+
+        whom = unnamed(result["excluded"]) if "privacy" in result else result["excluded"]
+        print_json({**result, "excluded": whom, "folder": str(folder)})
         return
     better = "lower" if result["lower_is_better"] else "higher"
     mean = "undefined" if result["query"] is None else f"{result['query']:.5g}"

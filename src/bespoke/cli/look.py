@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bespoke.cli.app import Json, app
+from bespoke.cli.app import Json, NameClients, app
 from bespoke.cli.folders import goes_on
 from bespoke.cli.say import print_json, show_report
 from bespoke.errors import UserError
@@ -24,6 +24,7 @@ def report(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="HTML file (default: report.html in the first folder)."),
     ] = None,
+    name_clients: NameClients = False,
     as_json: Json = False,
 ) -> None:
     """Make the report of a comparison, or of several runs, from what lies on disk.
@@ -34,7 +35,7 @@ def report(
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
     output = output or runs[0]
-    show_report(runs, output / "report.html" if output.is_dir() else output, as_json)
+    show_report(runs, output / "report.html" if output.is_dir() else output, as_json, name_clients)
 
 
 @app.command()

@@ -40,15 +40,15 @@ def this_command() -> str:
     return shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
 
 
-def show_report(paths: list[Path], output: Path, as_json: bool) -> None:
+def show_report(paths: list[Path], output: Path, as_json: bool, name_clients: bool = False) -> None:
     from bespoke.data.arrays import write_text
     from bespoke.metrics.summary import summarize
     from bespoke.reports.html import write_report
 
-    summary = summarize(paths)
+    summary = summarize(paths, name_clients)
     if len(paths) == 1 and paths[0].is_dir():
         write_text(paths[0] / "summary.json", summary.to_json())
-    write_report(paths, output)
+    write_report(paths, output, name_clients)
     if as_json:
         print_json({**json.loads(summary.to_json()), "report": str(output), "folder": str(paths[0])})
         return

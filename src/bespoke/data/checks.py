@@ -39,9 +39,10 @@ class Check:
     kind: str
     severity: Literal["serious", "note"]
     text: str
+    example: str = ""  # clients of whom it is true, by id
 
     def to_json(self) -> dict[str, str]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 def check(population: Population, split: Split) -> list[Check]:
@@ -274,8 +275,9 @@ class _Looked:
         shown = " and ".join(str(self.population.ids[int(place)]) for place in self.clients[varied][first])
         yield Check(
             "same clients", "serious",
-            f"{int(same.sum()):,} clients have exactly the rows of another ({shown}, for two): is the client column "
-            "the right one? What one is tested on, another was trained on.",
+            f"{int(same.sum()):,} clients have exactly the rows of another: is the client column the right one? What "
+            "one is tested on, another was trained on.",
+            shown,
         )  # fmt: skip
 
     def _places(self, parts: list[Rows]) -> Ints:

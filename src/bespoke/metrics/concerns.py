@@ -44,7 +44,7 @@ def concerns(study: Study, summary: Summary, table: pd.DataFrame) -> list[Concer
     tested = with_before(table, summary.metric) if summary.baseline == BEFORE else table
     cells = over.cells(tested, f"query_{summary.metric}", lower_is_better=summary.lower_is_better)
     sizes = cells.weights.mean(0)
-    found = [_checked(check) for check in study.compare.get("checks") or []]
+    found = [_checked(check, summary.names_clients) for check in study.compare.get("checks") or []]
     found += [Concern("", "state", str(note)) for note in study.compare.get("notes") or []]
     found += _small_test_sets(summary, sizes)
     found += _rounds(summary)
@@ -59,10 +59,11 @@ def concerns(study: Study, summary: Summary, table: pd.DataFrame) -> list[Concer
     return sorted(found, key=lambda concern: concern.severity != "serious")
 
 
-def _checked(check: dict[str, Any]) -> Concern:
+def _checked(check: dict[str, Any], named: bool) -> Concern:
     """What a check of the data found."""
     severity: Severity = "serious" if check.get("severity") == "serious" else "note"
-    return Concern("", str(check.get("kind") or "data"), str(check.get("text") or ""), severity)
+    example = f" For example {check['example']}." if named and check.get("example") else ""
+    return Concern("", str(check.get("kind") or "data"), f"{check.get('text') or ''}{example}", severity)
 
 
 def _perfect(summary: Summary) -> list[Concern]:

@@ -66,6 +66,11 @@ class Study:
         """The methods in the order of compare.json, or as given."""
         return list(dict.fromkeys(run.label for run in self.runs))
 
+    @property
+    def private(self) -> bool:
+        """Whether any of it was run under [privacy]."""
+        return bool(self.compare.get("privacy")) or any(run.result.get("privacy") for run in self.runs)
+
 
 def numbered(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The lines of `rounds.jsonl` with their rounds counted through all stages."""

@@ -90,3 +90,8 @@ def excluded(runs: Sequence[Run]) -> dict[str, int]:
         for client, count in (run.result.get("excluded") or {}).items():
             counts[client] = counts.get(client, 0) + int(count)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def unnamed(counts: dict[str, int]) -> dict[str, int]:
+    """The same numbers without the clients' ids."""
+    return {f"unnamed {place}": count for place, count in enumerate(counts.values(), start=1)}

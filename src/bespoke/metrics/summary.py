@@ -25,7 +25,7 @@ from bespoke.metrics.clients import Cells, OverSeeds
 from bespoke.metrics.cost import Cost, cost_of
 from bespoke.metrics.folders import Run, Study, load_clients, read_study
 from bespoke.metrics.guarantee import guarantees
-from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed
+from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed, unnamed
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
 
@@ -98,6 +98,7 @@ class Summary:
     above_constant: dict[str, Interval] = field(default_factory=dict)  # method minus constant, in the metric's units
     above_pooled: dict[str, Interval] = field(default_factory=dict)
     concerns: list[Concern] = field(default_factory=list)  # the most serious first
+    names_clients: bool = True  # by id; under [privacy] only if asked for
 
     def method(self, label: str) -> MethodSummary:
         return next(method for method in self.methods if method.label == label)
@@ -117,9 +118,12 @@ class Summary:
         return json.dumps(jsonable(asdict(self), 6), indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def summarize(paths: Sequence[Path]) -> Summary:
-    """Summarize a comparison folder, or any run folders, as found on disk."""
-    return summarize_study(*read(paths))
+def summarize(paths: Sequence[Path], name_clients: bool = False) -> Summary:
+    """Summarize a comparison folder, or any run folders, as found on disk.
+
+    Single clients of runs under [privacy] are named only with `name_clients`.
+    """
+    return summarize_study(*read(paths), name_clients)
 
 
 def read(paths: Sequence[Path]) -> tuple[Study, pd.DataFrame]:
@@ -128,7 +132,7 @@ def read(paths: Sequence[Path]) -> tuple[Study, pd.DataFrame]:
     return study, load_clients(run.folder for run in study.runs)
 
 
-def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
+def summarize_study(study: Study, table: pd.DataFrame, name_clients: bool = False) -> Summary:
     """From runs and their table of clients to numbers, then to words.
 
     A method that diverged is not compared: an infinite mean is worse than any other without a test, so it is not
@@ -137,7 +141,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
     from bespoke.metrics import answer as words  # both speak of summaries, so they are imported after them
     from bespoke.metrics.concerns import concerns
 
-    numbers = _Numbers.of(study, table)
+    numbers = _Numbers.of(study, table, name_clients or not study.private)
     box, metric, lower, baseline = numbers.box, numbers.metric, numbers.lower, numbers.baseline
     gains = {
         label: over.gains(box.of(label), box.of(baseline), lower)
@@ -168,6 +172,7 @@ def summarize_study(study: Study, table: pd.DataFrame) -> Summary:
         left_out=box.left_out,
         methods=methods,
         references=[numbers.reference(label) for label in box.references],
+        names_clients=numbers.named,
     )
     samples = numbers.samples
     top = words.winner(summary)
@@ -200,9 +205,10 @@ class _Numbers:
     sound: list[str]  # methods that did not diverge
     samples: dict[str, over.Floats]  # bootstrap means of these and of the references, resampled alike
     rows: dict[str, pd.DataFrame | None]  # test rows, where they were kept
+    named: bool  # single clients may be named
 
     @classmethod
-    def of(cls, study: Study, table: pd.DataFrame) -> _Numbers:
+    def of(cls, study: Study, table: pd.DataFrame, named: bool) -> _Numbers:
         metric, lower = str(study.runs[0].result["metric"]), bool(study.runs[0].result["lower_is_better"])
         baseline = _choose_baseline(study, table, metric)
         tested = with_before(table, metric) if baseline == BEFORE else table
@@ -224,7 +230,7 @@ class _Numbers:
         rows = {
             label: read_rows([run for run in runs if run.label == label], metric) for label in [*sound, *box.references]
         }
-        return cls(study, table, metric, lower, baseline, box, sound, samples, rows)
+        return cls(study, table, metric, lower, baseline, box, sound, samples, rows, named)
 
     def method(
         self, label: str, runs: Sequence[Run], gains: over.Gains | None, p: tuple[float, float]
@@ -248,7 +254,7 @@ class _Numbers:
             groups=by_group(self.box, label, self.baseline, gains, self.lower),
             chosen=dict(entry.get("chosen") or runs[0].result.get("chosen") or {}),
             revealed=revealed(runs),
-            excluded=excluded(runs),
+            excluded=excluded(runs) if self.named else unnamed(excluded(runs)),
             undefined=self.box.undefined[label],
             largest_cluster=largest_cluster(runs),
             verdict="diverged" if self.box.undefined[label] else against.verdict if against else None,
@@ -298,7 +304,8 @@ class _Numbers:
     def _against(self, label: str, gains: over.Gains, p: tuple[float, float]) -> Against:
         samples = self.samples[label], self.samples[self.baseline]
         found = self._beyond(label)
-        return paired(self.box, label, self.baseline, gains, p, *samples, self.lower, found, self.metric)
+        against = paired(self.box, label, self.baseline, gains, p, *samples, self.lower, found, self.metric)
+        return against if self.named else replace(against, most_hurt=[], most_helped=[])
 
     def _beyond(self, label: str) -> Beyond | None:
         mine, theirs = self.rows.get(label), self.rows.get(self.baseline)

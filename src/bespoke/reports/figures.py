@@ -74,7 +74,7 @@ def draw(cells: Cells, summary: Summary) -> Drawn:
             for method in summary.compared
         }
     columns: dict[str, list[Any]] = {
-        "client": [cells.clients[i] for i in kept],
+        "client": [cells.clients[i] if summary.names_clients else "a client" for i in kept],
         "examples": [round(float(cells.examples[i])) for i in kept],
     }
     tested = cells.weights[:, kept].mean(0)

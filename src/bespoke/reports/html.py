@@ -67,13 +67,16 @@ LEARNED = {
 }  # what the server learns, in the words of a tag
 
 
-def write_report(paths: Sequence[Path], output: Path) -> Path:
-    """Write the page for a comparison folder, or for any run folders; return where it is."""
+def write_report(paths: Sequence[Path], output: Path, name_clients: bool = False) -> Path:
+    """Write the page for a comparison folder, or for any run folders; return where it is.
+
+    Single clients of runs under [privacy] are named only with `name_clients`.
+    """
     output = Path(output)
     if output.is_dir():
         output = output / "report.html"
     study, table = read(paths)
-    page = render_report(study, table, summarize_study(study, table))
+    page = render_report(study, table, summarize_study(study, table, name_clients))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_text(output, page)
@@ -190,7 +193,9 @@ def _dropped(study: Study) -> int:
 
 
 def _lookup(drawn: Drawn, summary: Summary) -> list[list[str]]:
-    """The columns shown for a client that is looked up, with their headings."""
+    """The columns shown for a client that is looked up, with their headings; nobody is where clients have no names."""
+    if not summary.names_clients:
+        return []
     shown: list[list[str]] = [[name] * 2 for name in ("client", "group", "examples") if name in drawn.columns]
     if summary.baseline == BEFORE:
         shown.append([BEFORE, f"value {BEFORE}"])

@@ -45,7 +45,7 @@ def motley_parts(
         sweeps.append({"name": f"sweep-{place}", "title": title, "told": told(analysis), "curves": rest})
     choosers = []
     for place, analysis in enumerate(by_kind.get("per-client", [])):
-        figures[f"choosers-{place}"] = choosers_figure(analysis)
+        figures[f"choosers-{place}"] = choosers_figure(analysis, summary.names_clients)
         entry = {"name": f"choosers-{place}", "title": titles[analysis.label], "told": told(analysis)}
         choosers.append({**entry, "record": analysis.record})
     clusters = []

@@ -216,7 +216,7 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
     return found[0], found[1]
 
 
-def choosers_figure(analysis: Analysis) -> Figure:
+def choosers_figure(analysis: Analysis, named: bool = True) -> Figure:
     """Each client's change, with settings chosen for all and by itself, against its examples (Figures 8 and 10)."""
     import pandas as pd
 
@@ -236,7 +236,7 @@ def choosers_figure(analysis: Analysis) -> Figure:
         traces.append({
             "type": "scatter", "mode": "markers", "name": name,
             "x": jsonable(table["support_examples"].tolist(), 5), "y": jsonable(change.tolist(), 4),
-            "text": [escaped(str(client)) for client in table.index],
+            "text": [escaped(str(client)) if named else "a client" for client in table.index],
             "marker": {"color": theme(colour), "size": 7, "opacity": 0.65, "symbol": symbol},
             "hovertemplate": "<b>%{text}</b><br>%{x:,.0f} examples<br>change %{y:+.4g}",
         })  # fmt: skip
