@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -111,6 +111,19 @@ def _outcome(
         return "failed", traceback.format_exc()
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile inherit the block: a Ctrl-C while they import would end them with a traceback."""
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # which starts by itself, and unblocks signals as it does
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
 class Lane:
     """One such process, seen from the one that gives it jobs."""
 
@@ -121,13 +134,10 @@ class Lane:
         self.process = context.Process(target=_serve, args=(theirs, folder, cache, self.stopping), daemon=True)
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
         os.environ.update(dict.fromkeys(before, "1"))
-        # a Ctrl-C while the process is still importing would kill it with a traceback: it inherits the block
-        resource_tracker.ensure_running()  # which starts by itself, and unblocks signals as it does
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.process.start()
+            with _uninterrupted():
+                self.process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
         theirs.close()

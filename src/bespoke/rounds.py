@@ -357,7 +357,7 @@ class Run:
         entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
         (making / "whole").touch()
         try:
-            os.rename(making, path)
+            os.replace(making, path)
         except OSError:
             shutil.rmtree(making, ignore_errors=True)
             if not (path / "whole").exists():  # else somebody was faster

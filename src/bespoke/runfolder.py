@@ -9,7 +9,6 @@ timing.jsonl     wall time: not a result
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from bespoke.data.arrays import open_arrays, settle, write_arrays, write_text
@@ -82,15 +82,18 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time writes to a run."""
-        with open(self.path / ".lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
+        try:
             # by a process that was killed; safetensors writes under a temporary name of its own first
             for half_written in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:
                 half_written.unlink(missing_ok=True)
             yield
+        finally:
+            lock.release()
 
     # -- logs ----------------------------------------------------------------------------------------------------------
     def append(self, log: str, entry: dict[str, Any]) -> None:
@@ -121,7 +124,7 @@ class RunFolder:
         """Write a checkpoint, whole or not at all; only the last two and the stage's first are kept."""
         for log in LOGS:  # what the checkpoint says of the logs must be on disk before it
             if (self.path / log).exists():
-                with open(self.path / log, "rb") as file:
+                with open(self.path / log, "r+b") as file:
                     os.fsync(file.fileno())
         flat = flatten(checkpoint.server)
         about = {

@@ -57,7 +57,7 @@ def write_text(path: Path, text: str) -> None:
 
 def settle(temporary: Path, path: Path) -> None:
     """Give a finished file its name: flushed to disk first, so that the name never stands for half a file."""
-    with open(temporary, "rb") as file:
+    with open(temporary, "r+b") as file:  # Windows flushes only what may be written
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
@@ -119,7 +119,7 @@ class RowReader:
 
 
 def _compiles() -> bool:
-    return find_spec("numba") is not None
+    return find_spec("numba") is not None and hasattr(os, "pread")
 
 
 @cache
@@ -147,10 +147,15 @@ def _read_loop() -> Callable[..., int]:
 
 
 def _read_one_by_one(file: int, addresses: Ints, places: Ints, lengths: Ints) -> int:
-    for i, (address, place, length) in enumerate(zip(addresses.tolist(), places.tolist(), lengths.tolist())):
-        into = (ctypes.c_char * length).from_address(address)
-        if os.preadv(file, [into], place) != length:
-            return i
+    with os.fdopen(file, "rb", buffering=0, closefd=False) as rows:
+        for i, (address, place, length) in enumerate(zip(addresses.tolist(), places.tolist(), lengths.tolist())):
+            rows.seek(place)
+            into = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+            while len(into):
+                got = rows.readinto(into)
+                if not got:
+                    return i
+                into = into[got:]
     return -1
 
 

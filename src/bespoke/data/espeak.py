@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -81,10 +82,13 @@ class Espeak:
     def take(self, voice: Voice) -> None:
         """Speak with this voice from now on."""
         language = (self.data / LANGUAGE).read_text(encoding="utf-8")
-        with TemporaryFile() as file:  # by its number: of a path the library takes 59 characters
-            file.write(f"{language}\n{as_lines(voice)}".encode())
-            file.seek(0)
-            if self.library.espeak_SetVoiceByFile(f"/dev/fd/{file.fileno()}".encode()) != 0:
+        with TemporaryDirectory(prefix="v") as folder:
+            path = Path(folder) / "v"
+            path.write_bytes(f"{language}\n{as_lines(voice)}".encode())
+            with open(path, "rb") as file:  # by its number, where it has one: of a path the library takes 59 characters
+                name = f"/dev/fd/{file.fileno()}" if os.path.exists("/dev/fd") else str(path)
+                refused = self.library.espeak_SetVoiceByFile(name.encode()) != 0
+            if refused:
                 raise UserError(f"espeak-ng {self.version} did not take a voice of its own language file and {voice}")
 
     def say(self, text: str) -> Sound:

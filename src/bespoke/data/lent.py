@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
-import fcntl
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from bespoke.data.population import Population
 
-PREFIX, OWNER = "bespoke-population-", ".owner"
+PREFIX = "bespoke-population-"
 
 
 class Lent:
-    """A folder with a population, which whoever made it holds a lock on as long as it lives."""
+    """A folder with a population, and beside it a lock which whoever made it holds as long as it lives."""
 
     def __init__(self, population: Population) -> None:
         _clear()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self.lock = open(self.folder / f"{OWNER}.partial", "w")  # noqa: SIM115  (lives as long as the folder)
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-        Path(self.lock.name).rename(self.folder / OWNER)  # under this name it is never seen without its lock
+        self.folder = Path(tempfile.gettempdir()) / f"{PREFIX}{secrets.token_hex(8)}"
+        self.lock = FileLock(lock_of(self.folder))
+        self.lock.acquire()  # before there is a folder: it is never seen without its lock
+        self.folder.mkdir(0o700)
         population.save(self.folder)
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.lock.close()
+        _remove(self.folder, self.lock)
+
+
+def lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _remove(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
+    Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _clear() -> None:
     """Remove what killed processes left: it holds clients' rows."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
+        if not lock_of(folder).exists():  # anybody's
+            continue
         try:
-            with open(owner, "r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(owner.parent, ignore_errors=True)
-        except OSError:  # its owner lives, or is another user
+            lock = FileLock(lock_of(folder), timeout=0)
+            lock.acquire()
+            _remove(folder, lock)
+        except (Timeout, OSError):  # its owner lives, or is another user
             continue

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.deploy.personal import client_folder, open_run, read_choices
@@ -111,19 +111,21 @@ def _drop_row(path: Path, client: int) -> bytes | None:
     del arrays
     with open(path, "r+b") as old:  # held open over the replacement, so that the old bytes can be overwritten
         write_arrays(path, kept)
-        _zero(old.fileno())
+        _zero(old)
     return b"" if row in kept["rows"].numpy().tobytes() else row
 
 
 def _overwrite(path: Path) -> None:
     with open(path, "r+b") as file:
-        _zero(file.fileno())
+        _zero(file)
 
 
-def _zero(descriptor: int) -> None:
-    size = os.fstat(descriptor).st_size
-    os.pwrite(descriptor, bytes(size), 0)
-    os.fsync(descriptor)
+def _zero(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    file.write(bytes(size))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _search(run: Path, traces: list[bytes]) -> tuple[int, list[str]]:
