@@ -104,9 +104,14 @@ def shown(values: list[float]) -> str:
 
 
 def epsilon(folder: Path, label: str) -> str:
-    """What the accountant of a private run says, where there is one."""
+    """What the accountant of a private run says of it alone, where there is one; infinite is so at any delta."""
     results = [json.loads(path.read_text()) for path in (folder / "runs").glob(f"{label}-seed*/result.json")]
-    spent = {epsilon_text(result["privacy"]["released"]["epsilon"]) for result in results if "privacy" in result}
+    said = [result["privacy"] for result in results if "privacy" in result]
+    spent = {
+        epsilon_text(one["released"]["epsilon"])
+        + (f" at δ {one['delta']:.2g}" if one["released"]["epsilon"] is not None else "")
+        for one in said
+    }
     return f" (ε {', '.join(sorted(spent))})" if spent else ""
 
 

@@ -51,7 +51,8 @@ def gaussian(squared_mu: float, delta: float) -> float:
     mu = math.sqrt(squared_mu)
 
     def excess(epsilon: float) -> float:
-        return float(norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)) - delta
+        beyond = np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+        return float(norm.cdf(mu / 2 - epsilon / mu) - beyond) - delta
 
     return float(brentq(excess, 0, 50 * (mu + mu * mu)))
 

@@ -60,12 +60,12 @@ def test_tables_by_hand(tmp_path):
     found = {("imbalanced", "gaussian"): {"FedRep": [table, again]}}
     run = tmp_path / "imbalanced-gaussian" / "runs" / "FedRep-seed0"
     run.mkdir(parents=True)
-    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": 8.25}}}))
+    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": 8.25}, "delta": 0.00088}}))
     lines = results_fedembed.overall(tmp_path, found, PAPER["table3"])
     assert lines[0] == "| method | imbalanced, gaussian: paper | ours |"
-    assert lines[2] == "| FedRep | 0.49 ± 0.00 | 0.600 ± 0.000 (ε 8.25) |"
+    assert lines[2] == "| FedRep | 0.49 ± 0.00 | 0.600 ± 0.000 (ε 8.25 at δ 0.00088) |"
     assert lines[3] == "| PFedMe | 0.49 ± 0.03 | – |"
-    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": None}}}))
+    (run / "result.json").write_text(json.dumps({"privacy": {"released": {"epsilon": None}, "delta": 0.00088}}))
     assert "(ε ∞)" in results_fedembed.overall(tmp_path, found, PAPER["table3"])[2]
     assert results_fedembed.below(found, PAPER["table3"]) == ["", "No method is below the paper's mean."]
     worse = {key: {"FedRep": [table.assign(query_f1=0.4)]} for key in found}

@@ -214,3 +214,19 @@ def test_the_cost_of_a_draw_does_not_depend_on_the_population(sampling: Any) -> 
     draw = Sampler(train, 0, 10, sampling, dropout=0.1, over_select=1.5, straggle=1.0).draw(3)
     assert 0 < len(draw.reported) <= 10
     assert Counted.read < 500
+
+
+def test_secret_cohorts_of_groups_use_every_bit_of_their_key() -> None:
+    """Of 400 keys each of 64 bits is set for some group's sampler and not for others: 31 would be soon searched."""
+    groups = np.array([1, 1, 1, 1, 2, 2, 2, 2])
+    both, either = ~0, 0
+    for key in range(1, 401):
+        for sampler in Sampler(clients([1] * 8), key << 40, 2, secret=True).by_group(groups).groups.values():
+            both, either = both & sampler.seed, either | sampler.seed
+    assert (both, either) == (0, 2**64 - 1)
+
+
+def test_public_cohorts_of_groups_are_those_of_published_results() -> None:
+    """Drawn by the release that the numbers in docs/results.md were made with."""
+    both = Sampler(clients([1] * 8), 3, 2).by_group(np.array([1, 1, 1, 1, 2, 2, 2, 2]))
+    assert [both.draw(number).contacted.tolist() for number in (1, 2, 3)] == [[1, 3, 6, 7], [0, 2, 6, 7], [1, 2, 6, 7]]

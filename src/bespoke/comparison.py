@@ -29,7 +29,7 @@ from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.metrics.text import listing
 from bespoke.presets import Preset
-from bespoke.privacy.runs import together
+from bespoke.privacy.runs import together, whole_folder
 from bespoke.references import REFERENCES, references_for
 from bespoke.results import read_selection
 from bespoke.runfolder import FORMAT
@@ -144,6 +144,7 @@ class Comparison:
             self.checks = [found.to_json() for found in check(population, experiment.split)]
             about = self._about(experiment, chosen, tuning, jobs.text())
             self._spent(about["methods"], chosen)
+            about["spent"] = whole_folder(self.folder)
         write_text(self.folder / "compare.json", json.dumps(about, indent=1))
         return self.folder
 

@@ -362,3 +362,6 @@ class Run:
             shutil.rmtree(making, ignore_errors=True)
             if not (path / "whole").exists():  # else somebody was faster
                 raise
+            return
+        if self.account:
+            self.account.shared(place, path.name)

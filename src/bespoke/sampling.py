@@ -46,6 +46,7 @@ class Sampler:
     over_select: float = 1.0
     straggle: float = 0.0
     among: Ints | None = None  # only these clients
+    secret: bool = False  # the seed is a key that nobody may guess
 
     @cached_property
     def clients(self) -> Ints:
@@ -61,9 +62,10 @@ class Sampler:
         mine = groups[self.train.clients]
         order = np.argsort(mine, kind="stable")
         members = np.split(self.train.clients[order], np.cumsum(np.bincount(mine))[:-1])
+        bits = (1 << 64) - 1 if self.secret else 0x7FFFFFFF  # public cohorts stay those of published results
         return SideBySide(
             {
-                number: replace(self, seed=int(mix("group", self.seed, number)) & 0x7FFFFFFF, among=some)
+                number: replace(self, seed=int(mix("group", self.seed, number)) & bits, among=some)
                 for number, some in enumerate(members)
                 if number and len(some)
             }

@@ -76,7 +76,7 @@ class Experiment:
     def sampler(self, place: int, secret: int = 0, train: Train | None = None) -> Sampler:
         """Draws cohorts of all clients; `secret` makes them more than a function of the seed."""
         seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
-        return Sampler(train or self.split.train, seed, self.cohort, **self.sampling)
+        return Sampler(train or self.split.train, seed, self.cohort, secret=bool(secret), **self.sampling)
 
     def cohorts(self, place: int, groups: Tensor | None, secret: int = 0, train: Train | None = None) -> Cohorts:
         """Who comes to the rounds of a stage: a cohort of all clients, one of each group, or everyone."""

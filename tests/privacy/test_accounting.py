@@ -181,6 +181,25 @@ def test_pld_is_tighter_than_rdp_and_grows_with_rounds(rate: float, noise: float
     assert found.epsilon(DELTA, "pld") <= spent("poisson", rate, noise, 2 * count).epsilon(DELTA, "pld")
 
 
+@pytest.mark.parametrize("kind", ["poisson", "fixed"])
+def test_sampled_rounds_compose_with_known_ones(kind: str) -> None:
+    """mu^2 = 1/4 is one round of noise 2 that everyone comes to: by the library's accountants, in either order."""
+    some, known = Spent(kind, {(0.1, 1.5): 20}), Spent(squared_mu=0.25)  # type: ignore[arg-type]
+    relation, noise = dp_accounting.NeighboringRelation, dp_accounting.GaussianDpEvent
+    if kind == "poisson":
+        theirs = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
+        theirs.compose(dp_accounting.PoissonSampledDpEvent(0.1, noise(1.5)), 20).compose(noise(2.0))
+    else:  # who is replaced moves a sum by two bounds
+        orders = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 128)
+        theirs = dp_accounting.rdp.RdpAccountant(orders, relation.REPLACE_ONE)
+        theirs.compose(dp_accounting.SampledWithoutReplacementDpEvent(10_000, 1_000, noise(0.75)), 20)
+        theirs.compose(noise(1.0))
+    assert (some + known).epsilon(DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-6)
+    assert (known + some).epsilon(DELTA) == (some + known).epsilon(DELTA)
+    assert (some + Spent(squared_mu=math.inf)).epsilon(DELTA) == math.inf
+    assert (Spent(squared_mu=0.25, why=("a reason",)) + some).why == ("a reason",)
+
+
 def test_infinite_nothing_and_what_cannot_be_composed() -> None:
     reason = Spent("poisson", {(0.1, 1.0): 3}, why=("a reason",))
     assert reason.epsilon(DELTA) == math.inf

@@ -52,7 +52,7 @@ def agrees(folder: Path, rates: dict[str, float], where: str = "sum", budget: fl
             assert printed[moment]["released"] == pytest.approx(gaussian(told, DELTA), rel=1e-6)
     anew = {"known": _known, "poisson": poisson, "fixed": without_replacement}[kind](so_far, DELTA)
     assert anew <= view["epsilon"] * (1 + 1e-6), folder
-    if kind != "fixed":  # of which no tight bound is known
+    if view["by"] != "RDP":  # which is not tight
         assert view["epsilon"] <= anew * 1.01, folder
     if kind != "known" and not repeated:
         assert _rounded({(rate, z): n for rate, z, n in spent["rounds"]}) == _rounded(so_far)
@@ -264,6 +264,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def own_rounds(folder: Path, rates: dict[str, float]) -> list[tuple[float, float]]:
+    """(rate, multiplier) of the rounds that a run made itself."""
+    adopted = {line["stage"] for line in lines(folder, "attempts.jsonl") if line["what"] == "adopted"}
+    names = {line["stage"]: line["method"] for line in lines(folder, "ledger.jsonl") if line["round"]}
+    return [(rates.get(names[s], 1.0), z) for (s, _), z in multipliers(folder).items() if s not in adopted]
+
+
 @pytest.mark.parametrize(
     ("sampling", "rates", "more"),
     [
@@ -280,7 +287,8 @@ def test_a_tuned_comparison(
     base = {
         "data": {"table": str(table), "client": "who", "target": "y", "group": "district", "features": ["a", "b"]},
         "cohort": {"size": 4, "sampling": sampling}, "engine": {"workers": 0},
-        "privacy": {"epsilon": BUDGET, "delta": DELTA, "clip": 0.5, "public_statistics": True},
+        "privacy": {"epsilon": BUDGET, "delta": DELTA, "clip": 0.5, "public_statistics": True,
+                    "accountant": "pld" if sampling == "full" else "rdp"},
     }  # fmt: skip
     grid = {"group-fl": {"lr": [0.05, 0.1]}, "fedavg": {"lr": [0.1]}, "ditto": {}, "finetune": {}, "shared": {}}
     methods = ("fedavg", "finetune", "group-fl", *more)
@@ -297,3 +305,12 @@ def test_a_tuned_comparison(
     assert "finetune-seed0" in adopted
     assert "group-fl-lr0.1" in adopted  # from the trial before it: both have as much noise
     assert len(found) > len(methods)
+    # all of it together: every round of the ledgers once, wherever else it was adopted
+    told = json.loads((tmp_path / "out" / "compare.json").read_text())["spent"]
+    rounds = Counter(how for path in found if (path / "attempts.jsonl").exists() for how in own_rounds(path, rates))
+    anew = {"full": _known, "poisson": poisson, "uniform": without_replacement}[sampling](rounds, DELTA)
+    assert anew <= told["epsilon"] * (1 + 1e-6)
+    assert told["one"] <= BUDGET < told["epsilon"]
+    if sampling == "full":
+        assert told["epsilon"] <= anew * 1.01
+    assert (told["delta"], sorted(told["without"])) == (DELTA, ["constant-seed0", "pooled-seed0"])

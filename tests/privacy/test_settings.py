@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bespoke.catalogue import describe_methods, hidden, learned
 from bespoke.cli.compare import _terms
@@ -17,7 +19,12 @@ from bespoke.experiments import build, to_toml
 from bespoke.metrics.guarantee import sentences
 from bespoke.metrics.summary import summarize
 from bespoke.reports.html import write_report
+from bespoke.reports.trials import print_trials
+from bespoke.rounds import Run
+from bespoke.runfolder import RunFolder
 from bespoke.tuning import Tuning, check_tune
+from bespoke.watcher import Silent
+from ledger_epsilon import gaussian
 
 DATA = {"source": "synthetic", "options": {"clients": 12, "examples": 10, "features": 3}, "standardize": "none"}
 
@@ -126,6 +133,12 @@ def test_the_report_has_epsilon_beside_each_method_and_the_cost_of_tuning(compar
     assert (about["local"]["epsilon"], about["mocha"]["epsilon"]) == (0.0, None)
     sentence = next(text for text in summarize([compared]).answer if "Privacy" in text)
     assert f"FedAvg {alone['epsilon']:.3g}" in sentence
+    assert "epsilon at delta 0.01" in sentence
+    whole = json.loads((compared / "compare.json").read_text())["spent"]
+    assert (whole["runs"], whole["epsilon"], whole["one"]) == (6, None, None)  # three runs, three trials
+    for text in (sentence, part):
+        assert "all 6 private ones in this folder together have epsilon ∞ at delta 0.01 (infinite, for mocha" in text
+        assert "Not counted, because they have no noise: constant-seed0, pooled-seed0." in text
     assert "Local 0" in sentence
     assert "Mocha ∞" in sentence
 
@@ -143,6 +156,35 @@ def test_tuning_says_what_it_cost(tmp_path: Path) -> None:
     ]
     assert about["privacy"]["epsilon"] > one["epsilon"]
     assert one["spent"]["squared_mu"] == pytest.approx(2 / 4)  # twelve clients, all of them in both rounds
+    assert about["privacy"]["epsilon"] == pytest.approx(gaussian(6 / 4, 0.01))
+    assert about["privacy"]["one"] == pytest.approx(gaussian(2 / 4, 0.01))
+    shown = io.StringIO()
+    print_trials(about, tmp_path / "tune", Console(file=shown, width=300))
+    one_trial, three = f"{gaussian(2 / 4, 0.01):.3g}", f"{gaussian(6 / 4, 0.01):.3g}"
+    said = f"a trial has epsilon {one_trial} at most, all 3 trials together {three}, at delta 0.01."
+    assert said in shown.getvalue()
+
+
+def test_every_epsilon_is_told_with_its_delta(tmp_path: Path) -> None:
+    """At the end of a run, and on the way."""
+    raw = {
+        "data": DATA, "stage": [{"method": "fedavg", "rounds": 5}],
+        "privacy": {"noise": 1.0, "epsilon": gaussian(2.5, 0.01), "delta": 0.01, "public_statistics": True},
+    }  # fmt: skip
+    notes: list[str] = []
+
+    class Told(Silent):
+        def advance(self, steps: int = 1, note: str = "") -> None:
+            notes.append(note)
+
+    asked = checked(raw, "exp.toml")
+    made = Run(build(asked), RunFolder.create(tmp_path / "run", to_toml(asked)), progress=Told()).run()
+    said = sentences(made["privacy"])
+    expected = [f"epsilon {gaussian(n, 0.01):.3g} at delta 0.01" for n in (1, 2)]
+    assert [note.rpartition(" · ")[2] for note in notes if note] == expected
+    assert f"after 2 of 5 rounds: one more would exceed the budget of epsilon {gaussian(2.5, 0.01):g}" in said[-1]
+    assert len([text for text in said if "psilon" in text]) == 3
+    assert all("at delta 0.01" in text for text in said if "psilon" in text)
 
 
 def test_sentences_say_what_is_not_covered() -> None:

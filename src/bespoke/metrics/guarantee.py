@@ -48,7 +48,7 @@ def sentences(statement: dict[str, Any]) -> list[str]:
     """What is promised to one client, by which bound, and what is not."""
     released, messages = statement["released"], statement["messages"]
     if released["epsilon"] == 0:
-        return ["Privacy: nothing was sent by any client; epsilon 0."]
+        return ["Privacy: nothing was sent by any client; epsilon 0 at delta 0."]
     said = [
         f"Privacy: released models epsilon {epsilon_text(released['epsilon'])}, a client's messages by themselves "
         f"epsilon {epsilon_text(messages['epsilon'])}, at delta {statement['delta']:.2g}, for one client: "
@@ -57,14 +57,27 @@ def sentences(statement: dict[str, Any]) -> list[str]:
     if released["why"]:
         said += [f"Infinite, for {reason}." for reason in released["why"]]
     else:
-        said.append(f"{bounds(released)}.")
+        said.append(f"{bounds(released)}, all at delta {statement['delta']:.2g}.")
     if not statement["secret"]:
         said.append(
             "NOT private: the noise was reproducible (privacy.reproducible), and whoever knows the seed knows it."
         )
     if statement["stopped"]:
-        said.append(f"{statement['stopped'][:1].upper()}{statement['stopped'][1:]} of epsilon {statement['budget']:g}.")
+        budget = f"epsilon {statement['budget']:g} at delta {statement['delta']:.2g}"
+        said.append(f"{statement['stopped'][:1].upper()}{statement['stopped'][1:]} of {budget}.")
     return said
+
+
+def all_together(spent: dict[str, Any]) -> str:
+    """What everything in a comparison's folder costs: every seed, method and trial saw the same clients."""
+    if not spent.get("runs"):
+        return ""
+    why = f" (infinite, for {'; '.join(spent['why'])})" if spent["why"] else ""
+    beside = f" Not counted, because they have no noise: {', '.join(spent['without'])}." if spent["without"] else ""
+    return (
+        f"Runs, seeds and trials use the same clients: all {spent['runs']} private ones in this folder together have "
+        f"epsilon {epsilon_text(spent['epsilon'])} at delta {spent['delta']:.2g}{why}.{beside}"
+    )
 
 
 def bounds(view: dict[str, Any]) -> str:

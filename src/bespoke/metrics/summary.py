@@ -24,7 +24,7 @@ from bespoke.metrics.beyond import Beyond, beyond, read_rows, rows_metric
 from bespoke.metrics.clients import Cells, OverSeeds
 from bespoke.metrics.cost import Cost, cost_of
 from bespoke.metrics.folders import Run, Study, load_clients, read_study
-from bespoke.metrics.guarantee import guarantees
+from bespoke.metrics.guarantee import all_together, guarantees
 from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed, unnamed
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable
@@ -384,4 +384,5 @@ def private(study: Study, summary: Summary) -> list[str]:
     listed = "; ".join(f"{summary.method(row['label']).title} {row['epsilon']}" for row in rows)
     aside = "" if all(row["secret"] for row in rows) else " The noise was reproducible: these runs are NOT private."
     deltas = " to ".join(sorted({f"{row['delta']:.2g}" for row in rows}))
-    return [f"Privacy of released models, epsilon at delta {deltas}: {listed}.{aside}"]
+    whole = all_together(study.compare.get("spent") or {})
+    return [" ".join(filter(None, [f"Privacy of released models, epsilon at delta {deltas}: {listed}.{aside}", whole]))]

@@ -78,10 +78,18 @@ class Spent:
         empty, more = (self, other) if not self.spends else (other, self)
         if not empty.spends:
             return replace(more, why=why)
+        if "known" in (self.kind, other.kind) and self.kind != other.kind:
+            # a sampled client that is not there sends zeros; one that is replaced moves a known sum by twice the bound
+            known, sampled = (self, other) if self.kind == "known" else (other, self)
+            return replace(known._sampled_always(sampled.kind) + sampled, why=why)
         if self.kind != other.kind:
             raise ValueError(f"cannot compose {self.kind} sampling with {other.kind}")
         rounds = {how: self.rounds.get(how, 0) + other.rounds.get(how, 0) for how in {**self.rounds, **other.rounds}}
         return replace(self, rounds=rounds, squared_mu=self.squared_mu + other.squared_mu, why=why)
+
+    def _sampled_always(self, kind: Kind) -> Spent:
+        """Known rounds as one round of this kind that every client comes to."""
+        return Spent(kind, {(1.0, self.squared_mu**-0.5): 1})
 
     @property
     def spends(self) -> bool:

@@ -328,6 +328,10 @@ class Account:
         write_text(stage / "privacy.json", json.dumps(self._terms(place), indent=1))
         Attempts(self.folder, self._made).share(stage, place)
 
+    def shared(self, place: int, key: str) -> None:
+        """Note that a stage of this run lies in the cache: what others adopt was released by this run."""
+        note(self.folder, {"stage": place, "what": "shared", "as": key})
+
     def seen(self, place: int, cohort: Cohort) -> Cohort:
         """A cohort as the server may know it: where only sums are seen, not even who or how many they were."""
         return cohort if self._reveals_each(place) else replace(cohort, clients=(), excluded=())
@@ -355,7 +359,7 @@ class Account:
     def note(self, line: dict[str, Any]) -> str:
         """What the progress bar shows of a round's line."""
         epsilon = line[self.counted]
-        return f"epsilon {'infinite' if epsilon is None else f'{epsilon:.3g}'}"
+        return f"epsilon {'infinite' if epsilon is None else f'{epsilon:.3g}'} at delta {self.delta:.2g}"
 
     def statement(self) -> dict[str, Any]:
         """All that can be said when training has ended."""
@@ -373,8 +377,22 @@ class Account:
             "clip": self.privacy.clip, "adaptive": self.privacy.adaptive, "rounds": made, "planned": planned,
             "cohort": expected_size(self.base), "sampling": self.kind, "adjacency": ADJACENCY[self.kind],
             "rate": max((plan.rate for plan in self.plans if plan.method.trains and plan.rounds), default=1.0),
-            **{view: self._said(entry) for view, entry in spent.items()},
+            **{view: self._said(entry) for view, entry in spent.items()}, **self._released_by_whom(),
         }  # fmt: skip
+
+    def _released_by_whom(self) -> dict[str, Any]:
+        """What this run's own stages spent, and those it adopted; for what several runs spend together."""
+        attempts = Attempts(self.folder, self._made)
+        adopted = attempts.adopted()
+        own = self._released([place for place in range(len(self.plans)) if place not in adopted])
+        others = {key: self._released([place]).to_json() for place, key in adopted.items()}
+        return {"own": own.to_json(), "adopted": others, "shared": attempts.shared()}
+
+    def _released(self, places: list[int]) -> Spent:
+        tally = self._tally()
+        for place in places:
+            tally.advance(place, self.rounds(place))
+        return tally.spent()[VIEWS.index("released")]
 
     def _said(self, spent: Spent) -> dict[str, Any]:
         mu, exact = spent.mu()

@@ -1,4 +1,4 @@
-"""What several private runs cost together: tuning looks at the same clients again and again."""
+"""What several private runs cost together: seeds, methods and trials look at the same clients again and again."""
 
 from __future__ import annotations
 
@@ -12,21 +12,38 @@ from bespoke.privacy.accounting import Spent
 
 
 def together(paths: Sequence[Path]) -> dict[str, Any]:
-    """How many runs these are, and their epsilon if all of their models were seen (null: infinite)."""
+    """How many runs these are, their epsilon if all of their models were seen (null: infinite), and that of `one`.
+
+    A stage that several runs share was released once, and counts once.
+    """
     found = [json.loads((path / "result.json").read_text(encoding="utf-8")).get("privacy") for path in paths]
     statements = [statement for statement in found if statement]
     if len(statements) < len(paths) or not statements:
         return {}
     delta, total = max(statement["delta"] for statement in statements), Spent()
+    alone = [math.inf if (e := statement["released"]["epsilon"]) is None else e for statement in statements]
+    told = {"runs": len(paths), "delta": delta, "one": _finite(max(alone))}
     accountants = {statement["accountant"] for statement in statements}
     accountant = accountants.pop() if len(accountants) == 1 else "rdp"
+    trained = {key for statement in statements for key in statement.get("shared", ())}
+    adopted = {key: spent for statement in statements for key, spent in statement.get("adopted", {}).items()}
+    parts = [statement.get("own", statement["released"]["spent"]) for statement in statements]
+    parts += [spent for key, spent in adopted.items() if key not in trained]
     try:
-        for statement in statements:
-            total = total + Spent.from_json(statement["released"]["spent"])
-    except ValueError:  # cohorts were tuned: no accountant composes different kinds of neighbours
-        return {"runs": len(paths), "epsilon": None, "delta": delta, "why": ["runs that sample clients differently"]}
-    epsilon = total.epsilon(delta, accountant)
-    return {
-        "runs": len(paths), "epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta,
-        "why": list(total.why),
-    }  # fmt: skip
+        for part in parts:
+            total = total + Spent.from_json(part)
+    except ValueError:  # cohorts were tuned: no accountant composes these kinds of neighbours
+        return {**told, "epsilon": None, "why": ["runs that sample clients differently"]}
+    return {**told, "epsilon": _finite(total.epsilon(delta, accountant)), "why": list(total.why)}
+
+
+def whole_folder(folder: Path) -> dict[str, Any]:
+    """The same of every private run of a comparison, its trials included; `without`: runs that are not private."""
+    ended = [path.parent for kind in ("runs", "tuning") for path in sorted((folder / kind).glob("*/result.json"))]
+    private = [path for path in ended if (path / "privacy.json").exists()]
+    return {**together(private), "without": [path.name for path in ended if path not in private]} if private else {}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: null."""
+    return float(value) if math.isfinite(value) else None

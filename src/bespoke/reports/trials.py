@@ -57,8 +57,11 @@ def _cost(spent: dict[str, Any] | None) -> list[str]:
     """Under privacy: what it costs to have looked at the same clients in every trial."""
     if not spent:
         return []
-    epsilon = epsilon_text(spent["epsilon"])
-    return [f"Privacy: {spent['runs']} trials together have epsilon {epsilon} at delta {spent['delta']:.2g}. {ASIDE}"]
+    one, all_trials = epsilon_text(spent["one"]), epsilon_text(spent["epsilon"])
+    return [
+        f"Privacy: a trial has epsilon {one} at most, all {spent['runs']} trials together {all_trials}, at delta "
+        f"{spent['delta']:.2g}. {ASIDE}"
+    ]
 
 
 def _caption(about: dict[str, Any], ranked: list[Any], unusable: list[Any]) -> str:
