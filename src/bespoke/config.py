@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from bespoke.errors import UserError, unknown
 from bespoke.privacy.settings import PrivacyConfig, check_privacy, uniform_weights
+from bespoke.robust.settings import AttackConfig, RobustConfig, check_attack, check_robust, equal_weights
 
 if TYPE_CHECKING:
     from bespoke.selection import Acceptance
@@ -109,6 +110,8 @@ class ExperimentConfig(_Strict):
     engine: EngineConfig = EngineConfig()
     transform: TransformConfig = TransformConfig()
     privacy: PrivacyConfig | None = Field(default=None, description="clipping, noise and a budget; none without it")
+    robust: RobustConfig | None = Field(default=None, description="how clients' changes become one; default: the mean")
+    attack: AttackConfig | None = Field(default=None, description="clients that do harm, as part of the simulation")
     stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
 
 
@@ -248,6 +251,9 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     if raw.get("privacy") is not None and isinstance(raw.get("stage"), list):
         stages = [uniform_weights(stage, METHODS) if isinstance(stage, dict) else stage for stage in raw["stage"]]
         raw = {**raw, "stage": stages}
+    if raw.get("robust") is not None and isinstance(raw.get("stage"), list):
+        stages = [equal_weights(s, METHODS, where) if isinstance(s, dict) else s for s in raw["stage"]]
+        raw = {**raw, "stage": stages}
     try:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as error:
@@ -256,6 +262,10 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     _check_split(config.split, where)
     if config.privacy is not None:
         check_privacy(config.privacy, where, clip=config.transform.clip, keep=config.transform.top_k)
+    if config.robust is not None:
+        check_robust(config.robust, config.privacy, where)
+    if config.attack is not None:
+        check_attack(config.attack, where)
     for place, stage in enumerate(config.stage):
         check_stage(stage, f"{where}: stage {place}")
     return config

@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from bespoke.config import AUTO, ExperimentConfig, TransformConfig, check_stage
-from bespoke.data.changes import Period, periods
+from bespoke.data.changes import FOREVER, Period, periods
 from bespoke.data.population import Population
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import standardize
@@ -23,6 +24,8 @@ from bespoke.privacy.clip import Clip
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.settings import check_fields
 from bespoke.privacy.transform import Transform
+from bespoke.robust.attack import attacked, attackers, message_attack
+from bespoke.robust.settings import check_methods
 from bespoke.stages import Experiment, Stage
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
@@ -98,6 +101,12 @@ def build(
     """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench)."""
     if prepared is None:
         prepared = prepare(config, population if population is not None else load_population(config))
+    bad = _attackers(config, prepared)
+    if config.attack is not None:
+        kind = config.attack.kind
+        parts = [*prepared.earlier, Period(FOREVER, prepared.population, prepared.split)]
+        *earlier, last = (attacked(period, bad, kind, _moved) for period in parts)
+        prepared = Prepared(last.population, last.split, tuple(earlier))
     population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
     task = build_task(population.about, config.model.name, config.safe_steps, **options)
@@ -126,6 +135,10 @@ def build(
             transform.check(stage.method)
     if config.privacy is not None:
         check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])
+    cohort = min(size, max(trained, 1))
+    if config.robust is not None:
+        check_methods(config.robust, [stage.method for stage in stages if stage.rounds], cohort)
+    keys = frozenset(population.keys[bad].tolist())
     return Experiment(
         label=config.label or stages[-1].method.name,
         population=population,
@@ -134,9 +147,12 @@ def build(
         stages=tuple(stages),
         metric=metric,
         seed=config.seed,
-        cohort=min(size, max(trained, 1)),
+        cohort=cohort,
         sampling=sampling,
-        transforms=transforms,
+        transforms=(*(message_attack(config.attack, keys) if config.attack else ()), *transforms),
+        robust=config.robust if config.privacy is None else None,  # else privacy.clip is the bound: see check_robust
+        attack=config.attack,
+        attackers=tuple(bad.tolist()),
         privacy=config.privacy,
         evaluate_every=config.evaluate_every or every,
         watched=config.watched,
@@ -144,6 +160,13 @@ def build(
         config=resolved(config),
         earlier=prepared.earlier,
     )
+
+
+def _attackers(config: ExperimentConfig, prepared: Prepared) -> Any:
+    """The clients that attack; nobody if there is no attack."""
+    if config.attack is None:
+        return np.zeros(0, np.int64)
+    return attackers(prepared.population, prepared.split.train.clients, config.attack, config.seed)
 
 
 def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:

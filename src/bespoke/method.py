@@ -1,7 +1,6 @@
-"""The contract of a method. Nothing else in the package is needed to read one.
+"""The contract of a method: frozen dataclasses of pure functions. Nothing else in the package is needed to read one.
 
-Frozen dataclasses of pure functions: the client's never see the server's state, the server's never see private state.
-What leaves a client is declared in `uplink`. A true leaf `settled` of a server's state ends "auto" rounds."""
+Clients never see the server's state, the server never sees private state; `uplink` declares what leaves a client."""
 
 from __future__ import annotations
 
@@ -83,6 +82,8 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     uplink: ClassVar[dict[str, Reveal]] = {}
+    changes: ClassVar[dict[str, str]] = {}  # field that is a shared model's change -> weight it is times, or ""
+    rowed: ClassVar[tuple[str, ...]] = ()  # leaves ("delta/...") with a row a cluster, zeros but for the client's own
     downlink: ClassVar[dict[str, str]] = {"params": "the global model"}
     private: ClassVar[dict[str, str]] = {}  # what stays on the client, by name
     personal: ClassVar[str] = "the global model itself"  # what a client ends up with
@@ -100,7 +101,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
     choose = "global"  # who chooses among candidates: see bespoke.selection.choose
     keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
 
-    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:  # true leaf `settled`: "auto" ends
         return {"params": params}
 
     def groups(self, server: Tree) -> Tensor | None:  # each client's row in `broadcast` and `sums`, where by group
@@ -123,14 +124,13 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
 
     def batching(self) -> Batching:  # minibatches of a training round
         return Batching()
+    support_batching = batching  # and of the rows a client adapts on
 
     def init_private(self, params: Params) -> Tree:  # what a client holds before its first round
         return {}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what is sent)
         raise NotImplementedError(f"{self.name} has no training rounds")
-
-    support_batching = batching  # minibatches of the rows a client adapts on
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:  # private state of one that never trained
         return private

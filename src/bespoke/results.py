@@ -120,8 +120,22 @@ class Results:
             **({"rows_metric": final.rows_metric} if final.rows_metric else {}),
             "validation": validation, "query": json_number(np.nanmean(final.query.at(picked, metric))),
             "chosen": chosen if len(names) > 1 else {}, "candidates": candidates if len(names) > 1 else {},
-            **self._acceptance(), **privacy, "notes": [],
+            **self._acceptance(), **privacy, **self._harm(rounds), "notes": [],
         }  # fmt: skip
+
+    def _harm(self, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+        """Who attacked, and how often a robust rule left out, or cut, whose change."""
+        experiment = self.experiment
+        found: dict[str, Any] = {}
+        if experiment.attack is not None:
+            ids = [experiment.population.ids[client] for client in experiment.attackers]
+            found["attack"] = {"kind": experiment.attack.kind, "clients": ids}
+        if experiment.robust is not None:
+            ruled = [line["robust"] for line in rounds if "robust" in line]
+            counts = {what: Counter(name for line in ruled for name in line[what]) for what in ("left_out", "cut")}
+            sorted_counts = {what: dict(sorted(count.items())) for what, count in counts.items()}
+            found["robust"] = {"rule": experiment.robust.rule, "rounds": len(ruled), **sorted_counts}
+        return found
 
     def _acceptance(self) -> dict[str, Any]:
         """What acceptance did: who took the personal model, and the mean had everyone done so."""

@@ -16,7 +16,6 @@ from bespoke.data.arrays import write_text
 from bespoke.data.splits import Train
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine, RoundResult, broadcast_bytes
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.privacy.budget import Account
@@ -25,6 +24,7 @@ from bespoke.privacy.tally import Plan
 from bespoke.privacy.transform import State
 from bespoke.randomness import mix
 from bespoke.results import Results
+from bespoke.robust.outliers import outliers, warning
 from bespoke.runfolder import Checkpoint, RunFolder
 from bespoke.sampling import Draw
 from bespoke.scoring import Point, Scoring
@@ -54,7 +54,8 @@ class Run:
 
     def __post_init__(self) -> None:
         (self.folder.path / "private").mkdir(exist_ok=True)
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.experiment.robust)
+        self.warned: set[int] = set()  # clients whose changes are far larger than others'
         self.segments: list[str] = []
         self.excluded: Counter[str] = Counter()
         self.state: State = {}  # of the transforms, on the server: for the next round, and
@@ -127,7 +128,7 @@ class Run:
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
         setting = experiment.setting(place, start)
-        engine.open(ClientWork(method, self.now.split.train, experiment.transforms, setting), params)
+        engine.open(experiment.work(method, self.now.split.train, experiment.transforms, setting), params)
         rounds = stage.rounds
         server, begin = method.init_server(params, setting), 0
         if self.account:
@@ -135,7 +136,7 @@ class Run:
         if self.account and rounds:
             self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
             rounds = self.account.rounds(place)
-            engine.open(ClientWork(method, self.now.split.train, self.account.around(place), setting), params)
+            engine.open(experiment.work(method, self.now.split.train, self.account.around(place), setting), params)
         self.state, self.used, self.curve = engine.start(), {}, []
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
@@ -274,7 +275,7 @@ class Run:
             "examples": outcome.examples if outcome else 0, "validation": None, **seen,
             **({"change": change} if change else {}),
             **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
-            **({"privacy": spent} if spent else {}),
+            **({"privacy": spent} if spent else {}), **self._watched(outcome),
         }}  # fmt: skip
         if self.account and self.account.secret and number:
             # secret noise cannot be drawn again: the round is on disk before anything of it can be seen
@@ -286,6 +287,23 @@ class Run:
             self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
         notes = [f"{experiment.metric} {point:.4g}"] if point is not None else []
         return " · ".join([*notes, self.account.note(spent)] if self.account and spent else notes)
+
+    def _watched(self, outcome: RoundResult | None) -> dict[str, Any]:
+        """For the log of a round: what a robust rule did, or, without one, whose change is far larger than others'."""
+        experiment, ids = self.experiment, self.experiment.population.ids
+        if outcome is None:
+            return {}
+        if outcome.ruled is not None:
+            ruled = outcome.ruled
+            named = {"left_out": [ids[c] for c in ruled.left_out], "cut": [ids[c] for c in ruled.cut]}
+            return {"robust": {**named, **({"bound": ruled.bounds} if ruled.bounds else {})}}
+        found = outliers(outcome.norms)
+        new = [client for client in found if client not in self.warned]
+        self.warned.update(new)
+        for client in new:
+            who = "a client" if experiment.privacy else f"client {ids[client]!r}"
+            self.progress.note(warning(who, outcome.norms, client))
+        return {"outliers": [ids[c] for c in found]} if found and not experiment.privacy else {}
 
     def _append(self, lines: Lines) -> None:
         for log, entry in lines.items():

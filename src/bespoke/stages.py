@@ -16,11 +16,14 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Split, Train
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import choose
+from bespoke.engines.held import Collusion
 from bespoke.engines.host import ClientWork
 from bespoke.method import Method, Setting
 from bespoke.privacy.settings import PrivacyConfig, calibrated
 from bespoke.privacy.transform import Transform
 from bespoke.randomness import mix
+from bespoke.robust.exchange import Rule
+from bespoke.robust.settings import AttackConfig, RobustConfig
 from bespoke.sampling import Sampler, SideBySide
 from bespoke.selection import Acceptance
 from bespoke.tensors import Params, Tree
@@ -55,6 +58,9 @@ class Experiment:
     sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
     transforms: tuple[Transform, ...] = ()
     privacy: PrivacyConfig | None = None  # what else acts on messages, and how much of it may be spent
+    robust: RobustConfig | None = None  # how clients' changes become one, if not by their mean
+    attack: AttackConfig | None = None
+    attackers: tuple[int, ...] = ()  # who attacks: neither validated nor tested
     evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
     watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
     engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
@@ -64,6 +70,17 @@ class Experiment:
     @property
     def lower_is_better(self) -> bool:
         return self.metric in self.task.lower_is_better
+
+    def work(
+        self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None
+    ) -> ClientWork:
+        """What clients do in a stage, and what is made of what they send."""
+        collusion = None
+        if self.attack is not None and self.attack.kind == "little-is-enough":
+            keys = frozenset(self.population.keys[list(self.attackers)].tolist())
+            collusion = Collusion(keys, self.attack.factor)
+        rule = Rule.of(self.robust) if self.robust else None
+        return ClientWork(method, train, transforms, setting, rule, collusion)
 
     def setting(self, place: int, start: Tree | None = None) -> Setting:
         """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
@@ -108,7 +125,7 @@ def engine_choice(experiment: Experiment, params: Params | None = None) -> Engin
     """How to execute an experiment's clients, by its first stage that trains."""
     stages = experiment.stages
     stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
-    work = ClientWork(stage.method, experiment.split.train, experiment.transforms)
+    work = experiment.work(stage.method, experiment.split.train, experiment.transforms)
     start = experiment.task.init(0) if params is None else params
     return choose(experiment.population, work, start, experiment.cohort, **experiment.engine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,10 @@ def play(
     transforms: tuple[Transform, ...] = (),
     rounds: tuple[tuple[int, ...], ...] = ROUNDS,
     train: Train | None = None,
+    work: Callable[[ClientWork], ClientWork] = lambda work: work,
 ) -> Play:
     params = start(world)
-    engine.open(ClientWork(method, train or world.split.train, transforms, setting(world)), params)
+    engine.open(work(ClientWork(method, train or world.split.train, transforms, setting(world))), params)
     server: Tree = method.init_server(params, setting(world))
     out, state = Play({}, {}), engine.start()
     for number, cohort in enumerate(rounds if method.trains else ()):

@@ -20,6 +20,7 @@ from bespoke.data.lent import Lent
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import steps_of, work_of
+from bespoke.engines.held import settle
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker, WorkerFailed
 from bespoke.errors import UserError
@@ -27,6 +28,7 @@ from bespoke.method import Cohort, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.privacy.transform import State
+from bespoke.robust.exchange import Combined
 from bespoke.tensors import Params, Tree, count, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
@@ -71,6 +73,8 @@ class RoundResult:
     steps: int
     examples: int
     state: State = field(default_factory=dict)  # of the transforms, for the next round
+    ruled: Combined | None = None  # what a robust rule did
+    norms: dict[int, float] = field(default_factory=dict)  # of each client's change: for the one who simulates
 
 
 class Engine:
@@ -197,10 +201,28 @@ class Engine:
                 empty = tree_map(lambda leaf: leaf.new_zeros((len(leaves(shared)[0]), *leaf.shape)), empty)
             merged.sums = {name: empty[name] for name, reveal in method.uplink.items() if reveal is not Reveal.EACH}
         cohort = Cohort(merged.sums or {}, merged.each, tuple(merged.clients), tuple(merged.excluded))
+        ruled = self._settled(cohort, clients, rows, shared) if self.work.holds and merged.clients else None
+        if ruled is not None:
+            cohort = replace(cohort, sums=ruled.sums, each=ruled.each, clients=ruled.clients)
         for transform in reversed(self.work.transforms):
             cohort, state = transform.server(cohort, state, key)
         down = (broadcast_bytes(method, server) + 4 * len(state)) * len(clients) + (nbytes(own) if own else 0)
-        return RoundResult(cohort, merged.bytes_up, down, merged.steps, merged.examples, state)
+        up, down = merged.bytes_up + (ruled.bytes_up if ruled else 0), down + (ruled.bytes_down if ruled else 0)
+        norms = dict(zip(merged.clients, merged.norms))
+        return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms)
+
+    def _settled(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
+        """A cohort by the robust rule, of the messages that hosts hold."""
+        mine = None
+        if rows is not None:
+            mine = rows[np.argsort(asked)[np.searchsorted(np.sort(asked), cohort.clients)]]
+
+        def ask(what: str, told: Tree) -> list[Tree]:
+            return [found for found in self._all("answer", what, told) if found is not None]
+
+        many = len(leaves(shared)[0]) if rows is not None else 1
+        work = self.work
+        return settle(work.method, work.robust, work.collusion, ask, cohort.clients, mine, many)
 
     def start(self) -> State:
         """The transforms' state before the first round of a stage."""

@@ -21,11 +21,14 @@ from torch import Tensor
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.engines.batches import Layout, Orders, Sliced, Stacked, buckets, columns_of, work_of
+from bespoke.engines.held import Collusion, Held
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
+from bespoke.privacy.clip import norms
 from bespoke.privacy.transform import Sent, State, Transform
+from bespoke.robust.exchange import Rule
 from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map, zeros_like
 
 Ints = NDArray[np.int64]
@@ -55,10 +58,17 @@ class ClientWork:
     train: Train
     transforms: tuple[Transform, ...] = ()
     setting: Setting | None = None  # of the stage; where nobody knows it, that of the population alone
+    robust: Rule | None = None  # how changes become one, if not by their sum
+    collusion: Collusion | None = None
 
     def __post_init__(self) -> None:
         for transform in self.transforms if self.method.trains else ():
             transform.check(self.method)
+
+    @property
+    def holds(self) -> bool:
+        """Whether messages stay with the hosts until the server has said what it wants of them."""
+        return bool(self.method.changes) and (self.robust is not None or self.collusion is not None)
 
     @property
     def remembers(self) -> bool:
@@ -85,6 +95,7 @@ class Partial:
     pieces: list[Tree] = field(default_factory=list)  # of `each`, while it is gathered
     clients: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)  # of each client's change: the simulation looks, no server does
     steps: int = 0
     examples: int = 0
     bytes_up: int = 0
@@ -96,6 +107,7 @@ class Partial:
         self.pieces += [other.each] if other.each else other.pieces
         self.clients += other.clients
         self.excluded += other.excluded
+        self.norms += other.norms
         self.steps += other.steps
         self.examples += other.examples
         self.bytes_up += other.bytes_up
@@ -127,6 +139,7 @@ class Host:
         compiled = self.mode.gradient == "fused" and getattr(task, "has_closed_form", False)
         self.stacks = compiled and work.method.stackable and not getattr(task, "safe", False)
         self.plan: Plan | None = None
+        self.held: Held | None = None
 
     def _initial(self, params: Params) -> Tree:
         """What a client holds before its first round: the method's state, and what transforms remember beside it."""
@@ -207,7 +220,25 @@ class Host:
             places = None if rows is None else torch.from_numpy(rows[positions])
             groups = 0 if rows is None else len(leaves(shared)[0])
             self._collect(result, chosen, self._joined(new, sent.memory), sent.up, places, groups)
-        return result.joined()
+        result.joined()
+        if self.work.holds:
+            self.held = self._hold(result, clients, rows, len(leaves(shared)[0]) if rows is not None else 1)
+        return result
+
+    def _hold(self, result: Partial, clients: Ints, rows: Ints | None, many: int) -> Held | None:
+        """Keep what was to be sent; the server is told who has something to send."""
+        up, result.each = result.each, {}
+        if not result.clients:
+            return None
+        if rows is not None:
+            rows = rows[np.argsort(clients)[np.searchsorted(np.sort(clients), result.clients)]]
+        known = self.work.collusion.keys if self.work.collusion else ()
+        bad = [int(key) in known for key in self.population.keys[result.clients]]
+        return Held.of(self.work.method, up, result.clients, rows, many, bad)
+
+    def answer(self, what: str, told: Tree) -> Tree | None:
+        """What the clients whose messages are held say when the server asks."""
+        return self.held.answer(what, told) if self.held else None
 
     def _parted(self, private: Tree) -> tuple[Tree, Tree]:
         """A client's state: what the method sees of it, and what its transforms remember."""
@@ -283,6 +314,10 @@ class Host:
             places = None if places is None else places[finite]
             sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
         self.private.write(good, private)
+        sizes = _sizes(self.work.method, up) if len(good) else []
+        if self.work.holds:
+            result.merge(Partial(each=up, clients=good.tolist(), norms=sizes))
+            return
         each = {name: up[name] for name, reveal in uplink.items() if reveal is Reveal.EACH}
         summed = [name for name in up if name not in each]  # a transform may have added one
         kept: Tree | None = {name: sums[name] for name in summed}
@@ -292,7 +327,7 @@ class Host:
             for name in summed:
                 tree_map(lambda table, leaf: table.index_add_(0, places, leaf), result.sums[name], up[name])
             kept = None
-        result.merge(Partial(sums=kept, each=each, clients=good.tolist()))
+        result.merge(Partial(sums=kept, each=each, clients=good.tolist(), norms=sizes))
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def examine(
@@ -428,6 +463,16 @@ class Host:
 
     def load_private(self, path: Path, only: set[int] | None = None) -> None:
         self.private.load(path, only)
+
+
+def _sizes(method: Method, up: Tree) -> list[float]:
+    """The norm of each client's change; empty if the method sends none."""
+    name = next(iter(method.changes), None)
+    if name is None or not leaves(up[name]):
+        return []
+    weight = up[method.changes[name]] if method.changes[name] else torch.ones(())
+    weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # of clusters: its own
+    return (norms(up[name]).double() / weight.double().abs().clamp(min=1e-300)).tolist()
 
 
 def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:

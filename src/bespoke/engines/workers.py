@@ -79,7 +79,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
                 rest = [_rebound(value, host.population) for value in rest]
                 answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))
             else:
-                answer = _portable(getattr(host, name)(*arguments))
+                answer = _portable(getattr(host, name)(*map(_tensors, arguments)))
             pipe.send((True, answer))
         except Exception:
             pipe.send((False, traceback.format_exc()))

@@ -27,6 +27,7 @@ class FeatureGroups(FoundGroups):
     title = "feature groups"
     paper = "k-means (MacQueen, 1967) on the clients' mean features"
     uplink = {"features": Reveal.EACH}
+    changes = {}
     after = "fedavg"
 
     @property

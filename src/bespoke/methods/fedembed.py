@@ -72,6 +72,8 @@ class FedEmbed(SharedModel):
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         return {**super().uplink, **(self.som.uplink if self.assignment == "som" else {})}
 
+    rowed = (*(f"delta/{name}" for name in HEADS), "delta/prototypes")
+
     @property
     def downlink(self) -> dict[str, str]:  # type: ignore[override]
         what = "the encoder and all heads" + (" and prototypes" if self.assignment == "prototype" else "")

@@ -69,6 +69,13 @@ class HypCluster(Ensemble):
         return {"delta": Reveal.SUM, "weight": Reveal.SUM, "count": Reveal.SUM, **loss}
 
     @property
+    def rowed(self) -> tuple[str, ...]:  # type: ignore[override]
+        if self.upload == "index":
+            return ()
+        heads = tuple(f"delta/{name}" for name in getattr(self.task, "last_layer", ())) if self.share == "body" else ()
+        return (*(heads or ("delta",)), "weight", "count")
+
+    @property
     def starts_from(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.k,) if self.share == "none" else (1,)  # heads fit the body that they were trained with, no other
 

@@ -52,6 +52,8 @@ class PFedKM(FedAvg):
         seen = Reveal.EACH if self.over == "model" else Reveal.SUM
         return {"delta": seen, "head": Reveal.EACH, "weight": Reveal.EACH}
 
+    changes = {"delta": "weight", "head": ""}
+
     def split(self, params: Params) -> tuple[Params, Params]:
         """(body, head)"""
         last: tuple[str, ...] = getattr(self.task, "last_layer", ())

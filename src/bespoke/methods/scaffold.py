@@ -39,6 +39,7 @@ class Scaffold(SharedModel):
     title = "SCAFFOLD"
     paper = "Karimireddy et al., ICML 2020"
     uplink = {"delta": Reveal.SUM, "weight": Reveal.COUNT, "control": Reveal.SUM}
+    changes = {"delta": "weight", "control": "weight"}
     downlink = {"params": "the global model", "control": "the mean of all clients' controls"}
     private = {"control": "the client's own control: a guess of its gradient"}
     tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}

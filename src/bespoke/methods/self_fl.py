@@ -98,6 +98,10 @@ class SelfFL(Method):
         fields = ("delta", "weight", "spread", *(("examples",) if self.weighting == "examples" else ()))
         return {**dict.fromkeys(fields, Reveal.SUM), "count": Reveal.COUNT}
 
+    @property
+    def changes(self) -> dict[str, str]:  # type: ignore[override]
+        return {"delta": self._part}
+
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         number = next(iter(params.values())).new_tensor
@@ -237,6 +241,10 @@ class AugmentedSelfFL(SelfFL):
     @property
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         return {**super().uplink, "local": Reveal.SUM}
+
+    @property
+    def changes(self) -> dict[str, str]:  # type: ignore[override]
+        return {**super().changes, "local": "count"}
 
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 22: of the converged models, unweighted, for their own sum travels too."""

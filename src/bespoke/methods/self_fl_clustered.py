@@ -50,6 +50,8 @@ class ClusteredSelfFL(SelfFL):
         each = {"own": Reveal.EACH} if self.clusters == "uncertainty" else {}
         return {**super().uplink, "count": Reveal.SUM, **each}  # how many of each cluster: not the same for everyone
 
+    rowed = ("delta", "weight", "spread", "count", "examples")
+
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         member = torch.zeros(setting.clients, dtype=torch.int64)

@@ -36,6 +36,8 @@ class SharedModel(Method):
     def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
         return {"delta": Reveal.SUM, "weight": Reveal.COUNT if self.weighting == "uniform" else Reveal.SUM}
 
+    changes = {"delta": "weight"}
+
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         return {"params": params, "optimizer": self.server.init(params)}
 

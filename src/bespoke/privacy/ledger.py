@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,15 @@ from numpy.typing import NDArray
 from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
 from bespoke.method import Batching, Method
+from bespoke.robust.settings import RobustConfig, shown
 from bespoke.sampling import Draw
 
 
+@dataclass(frozen=True)
 class Ledger:
     """Turns rounds into lines of ledger.jsonl; stateless, so that resuming needs nothing from it."""
+
+    robust: RobustConfig | None = None  # on which it depends what the server has to see
 
     def round(
         self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None
@@ -35,7 +40,7 @@ class Ledger:
             "bytes_up": outcome.bytes_up if outcome else 0,
             "steps": outcome.steps if outcome else 0,
             "epochs": _epochs(method.batching()) if outcome else 0,
-            "revealed": {name: reveal.name for name, reveal in method.uplink.items()} if outcome else {},
+            "revealed": {name: kind.name for name, kind in shown(method, self.robust).items()} if outcome else {},
         }
 
     def statistics(self, floats: int, clients: int) -> dict[str, Any]:
