@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint mutants clean
+.PHONY: demo test lint mutants attack clean
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/bespoke compare
@@ -19,6 +19,10 @@ lint: $(VENV)/.test-ready
 # Faults put into the code on purpose, in a copy of it: which do the tests catch? MUTANTS="--count 0 sampling.py" ...
 mutants: $(VENV)/.test-ready
 	nice $(BIN)/python benchmarks/mutants.py $(MUTANTS)
+
+# Kills, damaged files and fuzzed inputs, in numbered tries that go on where they were stopped. ATTACK="fuzz --seed 1" ...
+attack: $(VENV)/.test-ready
+	nice $(BIN)/python -m benchmarks.attack $(ATTACK)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"bespoke needs Python 3.11 or newer, {sys.executable} is {v[0]}.{v[1]}; try: make PYTHON=python3.11 ...")'

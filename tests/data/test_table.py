@@ -100,9 +100,11 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_texts_of_any_delimiter(tmp_path, name, packed):
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_texts_of_any_delimiter_and_line_end(tmp_path, name, packed, end):
     path = tmp_path / (name + ".gz" * packed)
-    path.write_bytes(gzip.compress(TEXTS[name].encode()) if packed else TEXTS[name].encode())
+    text = TEXTS[name].replace("\n", end).encode()
+    path.write_bytes(gzip.compress(text) if packed else text)
     population = read_table(path, "who", "y")
     assert population.about["features"] == ["x", "x missing"]
     assert np.nan_to_num(population.columns["x"].numpy(), nan=-1).tolist() == [[1.5, 0], [-1, 1], [3.5, 0]]

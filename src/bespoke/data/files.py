@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections import Counter
 from itertools import pairwise
@@ -97,8 +98,12 @@ def _first_bytes(path: Path) -> bytes:
 
 def _unquoted_header(start: bytes) -> bytes:
     """The first line that is not empty, quoted names left out."""
-    header = start.lstrip().split(b"\n", 1)[0]
-    return b"".join(header.split(b'"')[::2])
+    return b"".join(_header(start).split(b'"')[::2])
+
+
+def _header(start: bytes) -> bytes:
+    """The first line that is not empty, whichever of the three line ends the file has."""
+    return re.split(rb"[\r\n]", start.lstrip(), maxsplit=1)[0]
 
 
 def _delimiter(start: bytes, otherwise: str) -> str:
@@ -110,7 +115,7 @@ def _delimiter(start: bytes, otherwise: str) -> str:
 
 def _check_header(path: Path, start: bytes, delimiter: str) -> None:
     """Refuse a file whose first line is a row already: then some names are numbers, but not such as label columns."""
-    line = start.decode("utf-8", errors="replace").lstrip().split("\n", 1)[0].rstrip()
+    line = _header(start).decode("utf-8", errors="replace").strip()
     names = next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), [])
     numbers = [number for number in map(_number, names) if number is not None]
     labels = all(number.is_integer() for number in numbers) and all(a < b for a, b in pairwise(numbers))
