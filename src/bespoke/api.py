@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from bespoke.calls import checked_call
 from bespoke.comparison import Comparison
 from bespoke.config import check_tune, checked, read_config, read_experiment
 from bespoke.errors import UserError
@@ -16,39 +19,54 @@ from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.tuning import Tuning
 
+Positive = Annotated[int, Field(ge=1)]
 
+
+@checked_call
 def compare(
     table: str | Path | None = None,
     *,
     out: str | Path,
-    methods: Iterable[str] | None = None,
-    seeds: int = 3,
-    rounds: int | Literal["auto"] = "auto",
+    methods: Sequence[str] | None = None,
+    seeds: Positive = 3,
+    rounds: Positive | Literal["auto"] = "auto",
     tune: bool = True,
-    data: str = "chem97",
+    data: str | None = None,
+    client: str | None = None,
+    target: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    features: list[str] | None = None,
+    task: Literal["regression", "classification"] | None = None,
     settings: dict[str, Any] | None = None,
-    jobs: int | None = 1,
-    name_clients: bool = False,
-    **columns: Any,
+    jobs: Positive | None = 1,
 ) -> Summary:
     """Compare methods on a table (with client=, target=, group=, ...) or on built-in data, into the folder `out`.
 
     What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
-    `name_clients`: the report and the summary name single clients, also where the runs are under [privacy].
     """
-    described = {"source": data} if table is None else {"table": str(table), **columns}
-    folder = Path(out)
-    base = {"data": described, **(settings or {})}
-    if methods is not None and not (methods := tuple(methods)):
+    given = {"client": client, "target": target, "group": group, "time": time, "features": features, "task": task}
+    columns = {name: value for name, value in given.items() if value is not None}
+    if table is not None and data is not None:
+        raise UserError(f"compare(table={str(table)!r}, data={data!r}): one of the two, a table or built-in data")
+    if table is None and columns:
+        raise UserError(f"compare({next(iter(columns))}=...) describes a table, and none is given; name it first")
+    if methods is not None and not methods:
         raise UserError("methods = []: there is nothing to compare; leave it out for the default methods")
-    names, numbers = tuple(methods or ()), tuple(range(seeds))
+    described: dict[str, Any] = {"source": data or "chem97"} if table is None else {"table": str(table), **columns}
+    about = (settings or {}).get("data", {})
+    if not isinstance(about, dict) or set(described) & set(about):
+        raise UserError(f"compare(settings={{'data': {about!r}}}): a table of what is not given beside it already")
+    base = {**(settings or {}), "data": {**about, **described}}
+    folder, names, numbers = Path(out), tuple(methods or ()), tuple(range(seeds))
     Comparison(base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True).run()
-    write_report([folder], folder / "report.html", name_clients)
-    return summarize([folder], name_clients)
+    write_report([folder], folder / "report.html")
+    return summarize([folder])
 
 
+@checked_call
 def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, Any]:
     """Run an experiment (a TOML file, or the same as a dict) into a folder, or go on with it; returns its result."""
     config = checked(experiment, "experiment") if isinstance(experiment, dict) else read_config(Path(experiment))
@@ -57,8 +75,9 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, A
         return Run(build(config), folder).run()
 
 
+@checked_call
 def tune(
-    experiment: str | Path | dict[str, Any], out: str | Path, *, jobs: int | None = 1, **asked: Any
+    experiment: str | Path | dict[str, Any], out: str | Path, *, jobs: Positive | None = 1, **asked: Any
 ) -> dict[str, Any]:
     """Choose hyper-parameters of an experiment on validation data; returns what tune.json says, the best among it.
 
