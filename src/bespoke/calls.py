@@ -13,7 +13,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bespoke.config import ExperimentConfig
 from bespoke.errors import UserError, unknown
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -47,5 +48,5 @@ def _check(what: str, value: Any, hint: Any, plain: Any) -> None:
         TypeAdapter(hint, config=STRICT).validate_python(value)
     except ValidationError as error:
         wanted = plain.__name__ if isinstance(plain, type) else re.sub(r"\b(\w+\.)+(?=\w)", "", str(plain))
-        problem = error.errors()[0]["msg"].removeprefix("Input should ")
-        raise UserError(f"{what}: {wanted} is accepted, not {type(value).__name__} (it has to {problem})") from None
+        problem = error.errors()[0]["msg"].replace("Input should", "it has to")
+        raise UserError(f"{what}: {wanted} is accepted, {type(value).__name__} was found ({problem})") from None
