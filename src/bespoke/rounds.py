@@ -380,6 +380,3 @@ class Run:
             shutil.rmtree(making, ignore_errors=True)
             if not (path / "whole").exists():  # else somebody was faster
                 raise
-            return
-        if self.account:
-            self.account.shared(place, path.name)

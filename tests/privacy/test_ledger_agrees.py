@@ -180,8 +180,9 @@ def test_a_cache_that_does_not_say_its_noise_is_not_used(tmp_path: Path) -> None
     run(tmp_path / "a", experiment((fedavg(), 3)), cache=tmp_path / "stages")
     (stage,) = (tmp_path / "stages").iterdir()
     told = json.loads((stage / "privacy.json").read_text())
-    for number, other in enumerate(({**told, "noise": told["noise"] / 2}, {**told, "sampling": "poisson"}, None)):
-        (stage / "privacy.json").write_text("{" if other is None else json.dumps(other))
+    terms = told["terms"]
+    for number, other in enumerate(({**terms, "noise": terms["noise"] / 2}, {**terms, "sampling": "poisson"}, None)):
+        (stage / "privacy.json").write_text("{" if other is None else json.dumps({**told, "terms": other}))
         run(tmp_path / f"b{number}", experiment((fedavg(), 3)), cache=tmp_path / "stages")
         agrees(tmp_path / f"b{number}", {"fedavg": 1.0}, budget=BUDGET)
         assert "adopted" not in (tmp_path / f"b{number}" / "attempts.jsonl").read_text()

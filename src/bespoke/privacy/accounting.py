@@ -216,6 +216,11 @@ def _limit(kind: Kind, rate: float, multiplier: float) -> float:
     return rate * math.sqrt(2 * inside)
 
 
+def finite(value: float) -> float | None:
+    """JSON has no infinity: null."""
+    return float(value) if math.isfinite(value) else None
+
+
 def calibrated(cost: Callable[[float], float], epsilon: float, what: str) -> float:
     """The smallest noise multiplier, to a tenth of a percent and never below, at which `cost` is within epsilon."""
     high = 1.0

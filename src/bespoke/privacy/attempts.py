@@ -2,7 +2,7 @@
 
 The account is composed of these lines, not of what was planned: so it holds for a stage that another run has trained,
 and for rounds that were made before privacy.json was changed or lost. Lines of a stage that was adopted from the cache
-name it (`from`); `shared` notes that a stage was put there.
+name it (`from`), and one of them the run that made it (`by`).
 """
 
 from __future__ import annotations
@@ -48,23 +48,25 @@ class Attempts:
         """The last round of a stage that was begun; 0 if none is noted."""
         return max((number for stage, number in self.made["begun"] if stage == place), default=0)
 
-    def adopted(self) -> dict[int, str]:
-        """The stages that another run has trained, by their names in the cache."""
-        return {line["stage"]: line["from"] for line in self.lines if line["what"] == "adopted"}
-
-    def shared(self) -> list[str]:
-        """The names in the cache of stages that this run has trained."""
-        return [line["as"] for line in self.lines if line["what"] == "shared"]
-
     def share(self, stage: Path, place: int) -> None:
         """Put the attempts at a stage beside it in the cache."""
         _write(stage, [line for line in self.lines if line["stage"] == place and line["what"] in self.made])
 
-    def adopt(self, stage: Path, place: int) -> None:
+    def adopt(self, stage: Path, place: int, by: str) -> None:
         """Note the attempts at a stage of the cache as this run's own: atomically, and once even if it is repeated."""
         kept = [line for line in self.lines if line["stage"] != place or "from" not in line]
         theirs = [{**line, "stage": place, "from": stage.name} for line in _read(stage)]
-        _write(self.folder, [*kept, {"stage": place, "what": "adopted", "from": stage.name}, *theirs])
+        _write(self.folder, [*kept, {"stage": place, "what": "adopted", "from": stage.name, "by": by}, *theirs])
+
+
+def run_name(folder: Path) -> str:
+    """What a run is called among those of a comparison or tuning: runs/fedavg-seed0."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def adopted(folder: Path) -> dict[int, tuple[str, str]]:
+    """The stages of a run that another one has trained: their names in the cache, and that run's name."""
+    return {line["stage"]: (line["from"], line["by"]) for line in _read(folder) if line["what"] == "adopted"}
 
 
 def note(folder: Path, line: Line) -> None:

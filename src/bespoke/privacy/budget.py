@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Reveal
-from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, gaussian_epsilon, library
-from bespoke.privacy.attempts import Attempts, Made, note
+from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, finite, gaussian_epsilon, library
+from bespoke.privacy.attempts import Attempts, Made, note, run_name
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.settings import PrivacyConfig
@@ -312,25 +312,22 @@ class Account:
     def fits(self, stage: Path, place: int) -> bool:
         """Whether a stage of the cache was made as this run would make it; a run never pays for another's noise."""
         try:
-            return bool(json.loads((stage / "privacy.json").read_text(encoding="utf-8")) == self._terms(place))
-        except (OSError, ValueError):
+            return bool(_shared(stage)["terms"] == self._terms(place))
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def adopt(self, stage: Path, place: int) -> None:
         """A stage that another run has trained: what was begun and done there counts here too, as it was made there."""
-        Attempts(self.folder, self._made).adopt(stage, place)
+        Attempts(self.folder, self._made).adopt(stage, place, str(_shared(stage)["by"]))
         self.attempts = Attempts(self.folder, self._made)
         self.standing = dict.fromkeys(range(place + 1), math.inf)
         self.limits.pop(place, None)  # as many rounds as were made there
 
     def share(self, stage: Path, place: int) -> None:
         """Put beside a trained stage how it was made."""
-        write_text(stage / "privacy.json", json.dumps(self._terms(place), indent=1))
+        told = {"by": run_name(self.folder), "terms": self._terms(place)}
+        write_text(stage / "privacy.json", json.dumps(told, indent=1))
         Attempts(self.folder, self._made).share(stage, place)
-
-    def shared(self, place: int, key: str) -> None:
-        """Note that a stage of this run lies in the cache: what others adopt was released by this run."""
-        note(self.folder, {"stage": place, "what": "shared", "as": key})
 
     def seen(self, place: int, cohort: Cohort) -> Cohort:
         """A cohort as the server may know it: where only sums are seen, not even who or how many they were."""
@@ -347,7 +344,7 @@ class Account:
     def line(self, place: int, number: int, state: State) -> dict[str, Any]:
         """For the log of a round: epsilons so far (null: infinite), and the bound of this round."""
         spent = self.spent(place, number)
-        found = {view: _finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
+        found = {view: finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
         return {**found, "delta": self.delta, **({"bound": state["bound"]} if "bound" in state else {})}
 
     def noise(self, place: int, state: State) -> dict[str, Any]:
@@ -377,35 +374,28 @@ class Account:
             "clip": self.privacy.clip, "adaptive": self.privacy.adaptive, "rounds": made, "planned": planned,
             "cohort": expected_size(self.base), "sampling": self.kind, "adjacency": ADJACENCY[self.kind],
             "rate": max((plan.rate for plan in self.plans if plan.method.trains and plan.rounds), default=1.0),
-            **{view: self._said(entry) for view, entry in spent.items()}, **self._released_by_whom(),
+            **{view: self._said(entry) for view, entry in spent.items()},
+            "stages": [self._released(place).to_json() for place in range(len(self.plans))],
         }  # fmt: skip
 
-    def _released_by_whom(self) -> dict[str, Any]:
-        """What this run's own stages spent, and those it adopted; for what several runs spend together."""
-        attempts = Attempts(self.folder, self._made)
-        adopted = attempts.adopted()
-        own = self._released([place for place in range(len(self.plans)) if place not in adopted])
-        others = {key: self._released([place]).to_json() for place, key in adopted.items()}
-        return {"own": own.to_json(), "adopted": others, "shared": attempts.shared()}
-
-    def _released(self, places: list[int]) -> Spent:
+    def _released(self, place: int) -> Spent:
+        """What the models of one stage tell by themselves."""
         tally = self._tally()
-        for place in places:
-            tally.advance(place, self.rounds(place))
+        tally.advance(place, self.rounds(place))
         return tally.spent()[VIEWS.index("released")]
 
     def _said(self, spent: Spent) -> dict[str, Any]:
         mu, exact = spent.mu()
         return {
-            "epsilon": _finite(spent.epsilon(self.delta, self.privacy.accountant)),
+            "epsilon": finite(spent.epsilon(self.delta, self.privacy.accountant)),
             "by": spent.by(self.privacy.accountant),
-            "rdp": _finite(spent.epsilon(self.delta, "rdp")),
-            "pld": _finite(spent.epsilon(self.delta, "pld")) if spent.kind != "fixed" else None,
-            "mu": _finite(mu), "mu_exact": exact, "gdp": _finite(gaussian_epsilon(mu * mu, self.delta)),
+            "rdp": finite(spent.epsilon(self.delta, "rdp")),
+            "pld": finite(spent.epsilon(self.delta, "pld")) if spent.kind != "fixed" else None,
+            "mu": finite(mu), "mu_exact": exact, "gdp": finite(gaussian_epsilon(mu * mu, self.delta)),
             "why": list(spent.why), "spent": spent.to_json(),
         }  # fmt: skip
 
 
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: null."""
-    return float(value) if math.isfinite(value) else None
+def _shared(stage: Path) -> dict[str, Any]:
+    """How a stage of the cache was made, and by which run."""
+    return dict(json.loads((stage / "privacy.json").read_text(encoding="utf-8")))

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bespoke.privacy.accounting import Spent
+from bespoke.privacy.accounting import Spent, finite
+from bespoke.privacy.attempts import adopted, run_name
 
 
 def together(paths: Sequence[Path]) -> dict[str, Any]:
@@ -22,19 +23,32 @@ def together(paths: Sequence[Path]) -> dict[str, Any]:
         return {}
     delta, total = max(statement["delta"] for statement in statements), Spent()
     alone = [math.inf if (e := statement["released"]["epsilon"]) is None else e for statement in statements]
-    told = {"runs": len(paths), "delta": delta, "one": _finite(max(alone))}
+    told = {"runs": len(paths), "delta": delta, "one": finite(max(alone))}
     accountants = {statement["accountant"] for statement in statements}
     accountant = accountants.pop() if len(accountants) == 1 else "rdp"
-    trained = {key for statement in statements for key in statement.get("shared", ())}
-    adopted = {key: spent for statement in statements for key, spent in statement.get("adopted", {}).items()}
-    parts = [statement.get("own", statement["released"]["spent"]) for statement in statements]
-    parts += [spent for key, spent in adopted.items() if key not in trained]
     try:
-        for part in parts:
+        for part in _released(paths, statements):
             total = total + Spent.from_json(part)
     except ValueError:  # cohorts were tuned: no accountant composes these kinds of neighbours
         return {**told, "epsilon": None, "why": ["runs that sample clients differently"]}
-    return {**told, "epsilon": _finite(total.epsilon(delta, accountant)), "why": list(total.why)}
+    return {**told, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
+
+
+def _released(paths: Sequence[Path], statements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What runs have spent, a stage that was trained by one and adopted by others once."""
+    here, parts, shared = set(map(run_name, paths)), [], {}
+    for path, statement in zip(paths, statements):
+        others = adopted(path)
+        if not others:
+            parts.append(statement["released"]["spent"])
+            continue
+        for place, spent in enumerate(statement["stages"]):
+            key, by = others.get(place, ("", ""))
+            if not key:
+                parts.append(spent)
+            elif by not in here:
+                shared[key] = spent
+    return [*parts, *shared.values()]
 
 
 def whole_folder(folder: Path) -> dict[str, Any]:
@@ -42,8 +56,3 @@ def whole_folder(folder: Path) -> dict[str, Any]:
     ended = [path.parent for kind in ("runs", "tuning") for path in sorted((folder / kind).glob("*/result.json"))]
     private = [path for path in ended if (path / "privacy.json").exists()]
     return {**together(private), "without": [path.name for path in ended if path not in private]} if private else {}
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity: null."""
-    return float(value) if math.isfinite(value) else None
