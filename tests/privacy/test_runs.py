@@ -21,6 +21,7 @@ from bespoke.privacy.accounting import Spent, gaussian_epsilon
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.sampling import SideBySide
 from bespoke.stages import Experiment, Stage
 from bespoke.watcher import Interrupted
 from small_methods import Median
@@ -229,6 +230,16 @@ def test_cohorts_that_count_as_secret_are_no_function_of_the_seed(tmp_path: Path
 
     assert cohorts("a") != cohorts("b")
     assert cohorts("c", reproducible=True) == cohorts("d", reproducible=True)
+
+
+def test_secret_cohorts_of_groups_are_as_secret_as_their_key() -> None:
+    """By chance both of two keys of 64 bits are below 2^32 once in 2^64 times."""
+    what, numbers = groups("poisson"), torch.tensor([1, 1, 1, 2, 2, 2, 2])
+    secret, public = (what.cohorts(1, numbers, key) for key in (1 << 61, 0))
+    assert isinstance(secret, SideBySide)
+    assert isinstance(public, SideBySide)
+    assert max(sampler.seed for sampler in secret.groups.values()) >= 2**32
+    assert all(sampler.seed < 2**31 for sampler in public.groups.values())
 
 
 def test_an_empty_cohort_is_not_seen(tmp_path: Path) -> None:
