@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from bespoke.errors import UserError
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Kind = Literal["number", "boolean", "category", "date"]
 
 MISSING = ["", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null"]
 
@@ -33,6 +35,31 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
         column = column.cast(pa.string())
     return column
+
+
+def fitted(column: pa.ChunkedArray, kind: Kind) -> pa.ChunkedArray:
+    """A column as a schema declares it; values that do not fit are missing."""
+    fits: dict[str, Callable[[Any], bool]] = {
+        "number": is_number, "boolean": pa.types.is_boolean, "date": is_date, "category": pa.types.is_string,
+    }  # fmt: skip
+    if fits[kind](column.type):
+        return column
+    if kind == "category":
+        return pa.chunked_array([pa.array(_texts(column), type=pa.string())])
+    import pandas as pd
+
+    texts = pd.Series(_texts(column), dtype="object")
+    if kind == "date":
+        moments = pd.to_datetime(texts, errors="coerce", format="ISO8601", utc=True).dt.tz_localize(None)
+        return pa.chunked_array([pa.array(moments.astype("datetime64[us]"), from_pandas=True)])
+    words = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0} if kind == "boolean" else {}
+    numbers = pd.to_numeric(texts.map(lambda text: words.get(str(text).lower(), text)), errors="coerce")
+    return pa.chunked_array([pa.array(numbers.astype("float64"), from_pandas=True)])
+
+
+def _texts(column: pa.ChunkedArray) -> list[str | None]:
+    names, code = levels_of(column, MISSING)
+    return [None if place < 0 else str(names[place]) for place in code.tolist()]
 
 
 def numbers_of(column: pa.ChunkedArray) -> NDArray[np.float64]:

@@ -1,32 +1,34 @@
-"""Columns of a table as numbers to learn from: indicators of categories, parts of dates, and what is left out."""
+"""Cells of a table as numbers to learn from: indicators of categories, parts of dates, and what is left out.
+
+`cells_of` holds a column as it is, without learning anything: numbers, 0 and 1, seconds since 1970, or the place of a
+text in a list of levels; NaN where the value is missing. `learned` finds a schema in training rows, `encode` makes the
+features that a schema asks for, in all rows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
 
-from bespoke.data.columns import (
-    MISSING,
-    is_date,
-    is_missing,
-    is_number,
-    is_row_number,
-    levels_of,
-    numbers_of,
-    seconds_of,
-)
+from bespoke.data.columns import MISSING, Kind, is_date, is_number, is_row_number, levels_of, numbers_of, seconds_of
+from bespoke.data.population import Population
+from bespoke.data.schema import Column, Schema, Target
+from bespoke.errors import UserError
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEVELS = 20  # of a category that get an indicator of their own; the rest share one
 TOO_MANY_TEXTS = 1000  # different texts beyond which a column is taken for ids or free text
 OTHER = "(other)"
 HIGHEST = float(np.finfo(np.float32).max)
+WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Feature:
     """One column of x."""
 
     name: str
-    values: Floats
+    values: NDArray[np.float32]
     numeric: bool  # to be standardized
 
     @property
@@ -43,96 +45,164 @@ class Feature:
         return len(present) > 0 and bool(present.min() < present.max())
 
 
-def encoded(
-    table: pa.Table, chosen: list[str], code: Ints, clients: int, notes: list[str], category: str | None = None
-) -> list[Feature]:
-    """The chosen columns as features; whatever is left out is said in `notes`.
+def cells_of(
+    name: str, column: pa.ChunkedArray, category: bool, notes: list[str], declared: Kind | None = None
+) -> tuple[dict[str, Any], Floats] | None:
+    """A column's name, kind and levels, and its values; None if no feature can be made of it, which `notes` say.
 
-    category: a column that is one whatever it holds, such as the number of a group.
+    category: it is one whatever it holds, such as the number of a group. declared: its kind, if it is known.
     """
-    built: list[Feature] = []
-    constant: list[str] = []
-    for name in chosen:
-        column = table[name]
-        if column.type == pa.null():
-            constant.append(name)
-            continue
-        candidates = _encode(name, column, code, clients, notes, name == category)
-        kept = [feature for feature in candidates if feature.varies]
-        if candidates and not kept:
-            constant.append(name)
-        built += kept
-    if constant:
-        notes.append(f"Left out, because they are the same in every row: {', '.join(constant)}.")
-    return built
-
-
-def _encode(
-    name: str, column: pa.ChunkedArray, code: Ints, clients: int, notes: list[str], category: bool
-) -> list[Feature]:
-    kind = column.type
+    kind, category = column.type, category or declared == "category"
+    if kind == pa.null():
+        return {"name": name, "kind": "number"}, np.full(len(column), np.nan)
     if category or pa.types.is_string(kind):
-        encoded = _category(name, column, code, clients, notes)
-    elif is_date(kind):
-        encoded = _dates(name, column)
-    elif is_number(kind):
-        if is_row_number(column):
-            notes.append(f"Left out: {name} numbers the rows.")
-            return []
-        encoded = [_number(name, column, notes)]
-    elif pa.types.is_boolean(kind):
-        encoded = [Feature(name, numbers_of(column).astype(np.float32), False)]
-    else:
+        levels, code = levels_of(column, MISSING)
+        return {"name": name, "kind": "category", "levels": levels.tolist()}, np.where(code < 0, np.nan, code)
+    if is_date(kind):
+        return {"name": name, "kind": "date"}, seconds_of(column)
+    if pa.types.is_boolean(kind):
+        return {"name": name, "kind": "boolean"}, numbers_of(column)
+    if not is_number(kind):
         notes.append(f"Left out: {name} holds {kind}, which is neither number, text, boolean nor date.")
-        return []
-    if not encoded:
-        return []
-    missing = is_missing(column, MISSING) | np.isnan(encoded[0].values)
-    return [*encoded, Feature(f"{name} missing", missing.astype(np.float32), False)]
-
-
-def _number(name: str, column: pa.ChunkedArray, notes: list[str]) -> Feature:
+        return None
+    if declared is None and is_row_number(column):
+        notes.append(f"Left out: {name} numbers the rows.")
+        return None
     values = numbers_of(column)
     infinite = np.abs(values) > HIGHEST
     if infinite.any():
         notes.append(f"{int(infinite.sum())} infinite values of {name} are taken as missing.")
         values = np.where(infinite, np.nan, values)
-    yes_no = bool(np.isin(values, (0.0, 1.0)).all())
-    return Feature(name, values.astype(np.float32), not yes_no)
+    return {"name": name, "kind": "number"}, values
 
 
-def _dates(name: str, column: pa.ChunkedArray) -> list[Feature]:
-    seconds = seconds_of(column)
-    days = (seconds - np.nanmin(seconds)) / 86400 if not np.isnan(seconds).all() else seconds
-    moments = column.cast(pa.timestamp("us"))
-    year, month, weekday = (part(moments).cast(pa.float64()).to_numpy() for part in (pc.year, pc.month, pc.day_of_week))
-    angle = 2 * np.pi * (month - 1) / 12
-    numbers = {"days since first": days, "year": year, "month sin": np.sin(angle), "month cos": np.cos(angle)}
-    week = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# What training rows tell
+
+
+def learned(raw: Population, rows: Ints, notes: list[str]) -> Schema:
+    """The schema of a table by these rows alone; whatever is left out is said in `notes`."""
+    owner = np.searchsorted(raw.offsets, rows, side="right") - 1
+    cells = raw.columns["cells"].numpy()[rows]
+    columns, dropped, constant = [], set(), []
+    for place, entry in enumerate(raw.about["columns"]):
+        column = _learned(entry, cells[:, place], owner, len(raw), notes)
+        if column is None:
+            continue
+        candidates = _features(column, cells[:, place], entry.get("levels", ()))
+        kept = [feature.name for feature in candidates if feature.varies]
+        if not kept:
+            constant.append(column.name)
+            continue
+        columns.append(replace(column, missing=f"{column.name} missing" in kept))
+        dropped |= {feature.name for feature in candidates} - {*kept, f"{column.name} missing"}
+    if constant:
+        notes.append(f"Left out, because they are the same in every row: {', '.join(constant)}.")
+    return Schema(tuple(columns), _learned_target(raw, rows), left_out=frozenset(dropped))
+
+
+def _learned_target(raw: Population, rows: Ints) -> Target:
+    levels = raw.about.get("levels")
+    if levels is None:
+        return Target(raw.about["target"])
+    seen = np.unique(raw.columns["y"].numpy()[rows])
+    return Target(raw.about["target"], tuple(levels[i] for i in seen.tolist()), other=len(seen) < len(levels))
+
+
+def _learned(entry: dict[str, Any], cells: Floats, owner: Ints, clients: int, notes: list[str]) -> Column | None:
+    name, kind = entry["name"], entry["kind"]
+    made = Column(name, kind, missing=True)
+    if kind == "number" and bool(np.isin(cells, (0.0, 1.0)).all()):
+        return replace(made, kind="boolean")
+    if kind == "date" and not np.isnan(cells).all():
+        first = float(np.nanmin(cells))
+        return replace(made, first=first, first_name=str(np.datetime64(int(first * 1e6), "us")))
+    if kind != "category":
+        return made
+    there = ~np.isnan(cells)
+    found, level = np.unique(cells[there].astype(np.int64), return_inverse=True)
+    levels, count = np.array([entry["levels"][i] for i in found.tolist()], dtype=str), len(cells)
+    if len(levels) > TOO_MANY_TEXTS or (len(levels) > LEVELS and len(levels) > count / 2):
+        notes.append(f"Left out: {name} has {len(levels)} different texts in {count} rows (ids or free text?).")
+        return None
+    # found at most clients: a count that secure aggregation could give
+    pairs = np.unique(level * clients + owner[there])
+    spread = np.bincount(pairs // clients, minlength=len(levels))
+    frequency = np.bincount(level, minlength=len(levels))
+    shown = levels[np.lexsort((levels, -frequency, -spread))[:LEVELS]]
+    if len(levels) == 2:
+        shown = np.sort(shown)[1:]  # the second says it all
+    if len(levels) > LEVELS:
+        notes.append(f"Of the {len(levels)} values of {name}, those found at most clients are features; the rest, one.")
+    return replace(made, categories=tuple(shown.tolist()), other=len(levels) > LEVELS)
+
+
+# What a schema makes of them
+
+
+def encode(raw: Population, schema: Schema, notes: Sequence[str] = ()) -> Population:
+    """A table as features and target; `notes`: how the schema came about."""
+    known = {entry["name"]: (place, entry.get("levels", ())) for place, entry in enumerate(raw.about["columns"])}
+    cells = raw.columns["cells"].numpy()
+    built: list[Feature] = []
+    for column in schema.columns:
+        place, levels = known[column.name]
+        built += [f for f in _features(column, cells[:, place], levels) if f.name not in schema.left_out]
+    if not built:
+        reasons = " ".join(notes) or "there is no other column."
+        raise UserError(f"{raw.about['file']} has no usable feature beside {raw.about['aside']}: {reasons}")
+    x = np.column_stack([feature.values for feature in built])
+    y, classes = raw.columns["y"], list(schema.target.classes or ())
+    if schema.target.classes is not None:
+        place_of = {name: i for i, name in enumerate(classes)}
+        classes += [OTHER] if schema.target.other else []
+        places = torch.tensor([place_of.get(name, len(place_of)) for name in raw.about["levels"]], dtype=torch.int64)
+        y = places[y]
+    about = {k: v for k, v in raw.about.items() if k not in ("columns", "levels", "schema", "file", "aside")}
+    about |= {
+        "features": [feature.name for feature in built],
+        "numeric": [feature.numeric for feature in built],
+        "missing": bool(np.isnan(x).any()),
+        "notes": [*about.get("notes", []), *notes],
+        **({"classes": classes} if classes else {}),
+    }
+    rest = {name: column for name, column in raw.columns.items() if name not in ("cells", "y")}
+    return replace(raw, columns={"x": torch.from_numpy(x), "y": y, **rest}, about=about, reader=None)
+
+
+def _features(column: Column, cells: Floats, levels: Sequence[str]) -> list[Feature]:
+    """All features of a column; the last says where it is missing, if that is asked for."""
+    name = column.name
+    if column.kind == "category":
+        made = _indicators(column, cells, levels)
+    elif column.kind == "date":
+        made = _dates(column, cells)
+    else:
+        made = [Feature(name, cells.astype(np.float32), column.kind == "number")]
+    if not made or not column.missing:
+        return made
+    return [*made, Feature(f"{name} missing", np.isnan(cells).astype(np.float32), False)]
+
+
+def _dates(column: Column, seconds: Floats) -> list[Feature]:
+    name, there = column.name, ~np.isnan(seconds)
+    moments = np.rint(np.nan_to_num(seconds) * 1e6).astype(np.int64).astype("datetime64[us]")
+    months = moments.astype("datetime64[M]").astype(np.int64)
+    weekday = np.where(there, (moments.astype("datetime64[D]").astype(np.int64) + 3) % 7, -1)
+    angle = 2 * np.pi * (months % 12) / 12
+    parts = {"days since first": (seconds - column.first) / 86400, "year": 1970 + months // 12,
+             "month sin": np.sin(angle), "month cos": np.cos(angle)}  # fmt: skip
     return [
-        *(Feature(f"{name} {part}", values.astype(np.float32), True) for part, values in numbers.items()),
-        *(Feature(f"{name} {day}", (weekday == i).astype(np.float32), False) for i, day in enumerate(week)),
+        *(Feature(f"{name} {part}", np.where(there, v, np.nan).astype(np.float32), True) for part, v in parts.items()),
+        *(Feature(f"{name} {day}", (weekday == i).astype(np.float32), False) for i, day in enumerate(WEEK)),
     ]
 
 
-def _category(name: str, column: pa.ChunkedArray, code: Ints, clients: int, notes: list[str]) -> list[Feature]:
-    """Indicators of the levels found at most clients (a count that secure aggregation could give), and of the rest."""
-    levels, level = levels_of(column, MISSING)
-    rows = len(level)
-    if len(levels) > TOO_MANY_TEXTS or (len(levels) > LEVELS and len(levels) > rows / 2):
-        notes.append(f"Left out: {name} has {len(levels)} different texts in {rows} rows (ids or free text?).")
-        return []
-    there = level >= 0
-    pairs = np.unique(level[there] * clients + code[there])
-    spread = np.bincount(pairs // clients, minlength=len(levels))
-    frequency = np.bincount(level[there], minlength=len(levels))
-    order = np.lexsort((levels, -frequency, -spread))
-    shown = order[:LEVELS]
-    if len(levels) == 2:
-        shown = shown[np.argsort(levels[shown])][1:]  # the second says it all
-    features = [Feature(f"{name} = {levels[i]}", (level == i).astype(np.float32), False) for i in shown]
-    if len(levels) > LEVELS:
-        rest = there & ~np.isin(level, shown)
-        features.append(Feature(f"{name} = {OTHER}", rest.astype(np.float32), False))
-        notes.append(f"Of the {len(levels)} values of {name}, those found at most clients are features; the rest, one.")
-    return features
+def _indicators(column: Column, cells: Floats, levels: Sequence[str]) -> list[Feature]:
+    """One for each category; values that are none of them share one, if there is one, and are nothing otherwise."""
+    shown = {name: place for place, name in enumerate(column.categories)}
+    places = np.array([*(shown.get(name, len(shown)) for name in levels), -1])  # the last: missing
+    place = places[np.where(np.isnan(cells), -1, np.nan_to_num(cells)).astype(np.int64)]
+    names = [*column.categories, *([OTHER] if column.other else [])]
+    return [
+        Feature(f"{column.name} = {name}", (place == i).astype(np.float32), False) for i, name in enumerate(names)
+    ]

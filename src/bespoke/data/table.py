@@ -7,17 +7,20 @@ Whatever is inferred, left out or dropped is said in `about['notes']`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from bespoke.data.columns import MISSING, is_date, is_missing, is_number, levels_of, numbers_of, seconds_of
-from bespoke.data.features import HIGHEST, TOO_MANY_TEXTS, encoded
+from bespoke.data.columns import MISSING, fitted, is_date, is_missing, is_number, levels_of, numbers_of, seconds_of
+from bespoke.data.features import HIGHEST, TOO_MANY_TEXTS, cells_of, encode, learned
 from bespoke.data.files import read_file
 from bespoke.data.population import NO_GROUP, Population
+from bespoke.data.schema import Schema
 from bespoke.errors import UserError, unknown
 
 TableTask = Literal["regression", "classification"]
@@ -33,12 +36,36 @@ def read_table(
     features: Sequence[str] | None = None,
     time: str | None = None,
     task: TableTask | None = None,
+    schema: Schema | None = None,
 ) -> Population:
-    """Read a .csv, .txt, .data, .tsv or .parquet file (texts also as .gz).
+    """Read a .csv, .txt, .data, .tsv or .parquet file (texts also as .gz), and encode it by all of its rows.
 
     `client` names a column, or several joined by commas (their ids are joined by '/'). `features` are all other columns
     unless named; `group` is one of them, as a category. `time` is a column of numbers or dates, kept for splits by time
-    and no feature unless named as one. `task` is inferred unless given.
+    and no feature unless named as one. `task` is inferred unless given. `schema` says what the columns are.
+
+    An experiment encodes a table by its training rows alone: see `open_table`.
+    """
+    raw = open_table(path, client, target, group=group, features=features, time=time, task=task, schema=schema)
+    notes: list[str] = []
+    return encode(raw, schema or learned(raw, np.arange(raw.rows), notes), notes)
+
+
+def open_table(
+    path: str | Path,
+    client: str,
+    target: str,
+    *,
+    group: str | None = None,
+    features: Sequence[str] | None = None,
+    time: str | None = None,
+    task: TableTask | None = None,
+    schema: Schema | None = None,
+) -> Population:
+    """A table as a population of cells, of which nothing is learned but what kind of values a column holds.
+
+    `about["columns"]` has the name, the kind and the texts of each column of `cells`; `about["levels"]` the target's
+    classes; `about["schema"]` what the user declared.
     """
     path = Path(path)
     if task not in (None, "regression", "classification"):
@@ -47,11 +74,14 @@ def read_table(
     table = read_file(path, notes)
     names = table.column_names
     clients = [client] if client in names else [part.strip() for part in client.split(",")]
-    for name in [*clients, target, *([group] if group else []), *([time] if time else []), *(features or [])]:
+    declared = [column.name for column in schema.columns] if schema else []
+    for name in [*clients, target, *([group] if group else []), *([time] if time else []), *(features or declared)]:
         if name not in names:
             raise unknown("column", name, names, where=path.name)
-    if target in [*clients, *(features or []), group, time]:
+    if target in [*clients, *(features or declared), group, time]:
         raise UserError(f"the target {target!r} of {path.name} cannot be client, feature, group or time as well")
+    if schema:
+        table, task = _fitted(table, target, features, task, schema, path, notes)
 
     table = _drop_unusable(table, clients, target, path, notes)
     ids, code = _clients(table, clients, path)
@@ -62,43 +92,63 @@ def read_table(
             f"the column {client!r} of {path.name} is different in each of the {len(code)} rows, so every client would "
             "have one example: nothing to train on and be tested on. Name the column that says whose row it is"
         )
-    y, inferred, classes = _target(table[target], target, task, notes)
+    y, inferred, levels = _target(table[target], target, task, notes)
     taken = {*clients, target, time} - {group}
-    chosen = list(dict.fromkeys(features)) if features else [name for name in names if name not in taken]
+    chosen = list(dict.fromkeys(features or declared)) or [name for name in names if name not in taken]
     if group is not None and group in chosen and not features:
         chosen = _with_group(table, group, chosen, code, notes)
     if time is not None and time not in chosen:
         notes.append(
             f"The time column {time} orders the rows and is no feature; name it in --features to use it as one."
         )
-    before = len(notes)
-    built = encoded(table, chosen, code, len(ids), notes, category=group)
-    if not built:
-        reasons = " ".join(notes[before:]) or "there is no other column."
-        raise UserError(f"{path.name} has no usable feature beside {', '.join(filter(None, taken))}: {reasons}")
+    kinds = {column.name: column.kind for column in schema.columns} if schema else {}
+    read = [cells_of(name, table[name], name == group, notes, kinds.get(name)) for name in chosen]
+    columns: dict[str, Any] = {"cells": np.empty((len(code), 0)), "y": y}
+    if held := [found for found in read if found is not None]:
+        columns["cells"] = np.column_stack([values for _, values in held])
     _note_clients(y, code, len(ids), notes)
-
-    x = np.column_stack([feature.values for feature in built])
-    columns: dict[str, Any] = {"x": x, "y": y}
     if time is not None:
         columns["time"] = _time(table[time], time, path, notes)
     about = {
         "name": path.name.split(".")[0],
         "title": f"{path.name}: {target} by {client}",
         "task": inferred,
-        "features": [feature.name for feature in built],
-        "numeric": [feature.numeric for feature in built],
         "target": target,
         "input": "table",
-        "missing": bool(np.isnan(x).any()),
         "licence": "the user's own",
         "notes": notes,
         "standardize": {"features": "global", "target": inferred == "regression"},
+        "columns": [entry for entry, _ in held],
+        "levels": levels,
+        "file": path.name,
+        "aside": ", ".join(filter(None, taken)),
     }
-    if classes is not None:
-        about["classes"] = classes
+    if schema:
+        kept = tuple(column for column in schema.columns if column.name in chosen)
+        about["schema"] = replace(schema, columns=kept).to_json()
     labels = None if group is None else _labels(table[group])
     return Population.build(columns, ids[code], group=labels, about=about)
+
+
+def _fitted(
+    table: pa.Table, target: str, features: Sequence[str] | None, task: TableTask | None, schema: Schema, path: Path,
+    notes: list[str],
+) -> tuple[pa.Table, TableTask]:  # fmt: skip
+    """The table with every declared column as it is declared, and the task."""
+    declared: TableTask = "regression" if schema.target.classes is None else "classification"
+    if target != schema.target.name:
+        raise UserError(f"the schema is for the target {schema.target.name!r}, and the target here is {target!r}")
+    if task not in (None, declared):
+        raise UserError(f"task = {task!r}: the schema declares {target!r} for {declared}")
+    if strange := [name for name in features or () if name not in {column.name for column in schema.columns}]:
+        raise UserError(f"the schema says nothing of the feature {strange[0]!r} of {path.name}; describe it there")
+    for column in schema.columns:
+        place = table.column_names.index(column.name)
+        table = table.set_column(place, column.name, fitted(table[column.name], column.kind))
+    goal = fitted(table[target], "number" if schema.target.classes is None else "category")
+    if schema.target.classes is not None and not schema.target.other:
+        goal = pc.if_else(pc.is_in(goal, value_set=pa.array(schema.target.classes)), goal, pa.scalar(None, pa.string()))
+    return table.set_column(table.column_names.index(target), target, goal), declared
 
 
 # Rows and clients
