@@ -72,7 +72,7 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, A
     config = checked(experiment, "experiment") if isinstance(experiment, dict) else read_config(Path(experiment))
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked():
-        return Run(build(config), folder).run()
+        return Run(build(config, folder=folder.path), folder).run()
 
 
 @checked_call

@@ -23,7 +23,7 @@ from bespoke.defaults import PRIVATE_ROUNDS, Settled, settle
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.entries import Entry, title
 from bespoke.errors import UserError, unknown
-from bespoke.experiments import check_stages_fit, load_population, resolved
+from bespoke.experiments import Bench, check_stages_fit, load_population, resolved
 from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
@@ -112,11 +112,13 @@ class Comparison:
             self._check()
         base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
         population = load_population(base)
-        for note in population.about.get("notes", []):
+        bench = Bench(population, self.folder)
+        prepared = bench.prepared(base)
+        for note in prepared.plain.about.get("notes", []):
             self.progress.note(note)
         if self.automatic:
             self.given = self.knobs, self.grid
-            self._adopt(settle(self.base, self.methods, population, base))
+            self._adopt(settle(self.base, self.methods, prepared.plain, prepared.split))
             if self.settled.base.get("privacy") and self.rounds == AUTO:
                 self.rounds = PRIVATE_ROUNDS
             self._check()
@@ -124,6 +126,7 @@ class Comparison:
             len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
         )
         with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop, self.how) as jobs:
+            jobs.bench = bench
             if self.automatic:
                 self._choose_model(jobs)
             # built once before anything is run: what does not fit is refused at once, what is doubtful is said
@@ -141,7 +144,8 @@ class Comparison:
             experiment = jobs.bench.build(runs[-1].config)
             runs += self._references(experiment)
             jobs.all(runs)
-            self.checks = [found.to_json() for found in check(population, experiment.split)]
+            plain = bench.prepared(runs[-1].config, experiment.privacy).plain
+            self.checks = [found.to_json() for found in check(plain, experiment.split)]
             about = self._about(experiment, chosen, tuning, jobs.text())
             self._spent(about["methods"], chosen)
             about["spent"] = whole_folder(self.folder)
@@ -195,8 +199,8 @@ class Comparison:
         for name, seed in itertools.product(self.referred, self.seeds):
             raw = {**self.base, "label": name, "seed": seed, "stage": [{"method": "fedavg", "rounds": 0}]}
             raw.pop("privacy", None)  # it is not federated
-            job = Job(self.folder / "runs" / f"{name}-seed{seed}", checked(raw, name), begins_with=name)
-            found.append(job)
+            path = self.folder / "runs" / f"{name}-seed{seed}"
+            found.append(Job(path, checked(raw, name), begins_with=name, privacy=experiment.privacy))
         return found
 
     def _needed(self) -> list[str]:

@@ -36,6 +36,9 @@ class DataConfig(_Strict):
     task: Literal["regression", "classification"] | None = Field(
         default=None, description="default: inferred from the target"
     )
+    schema_file: str | None = Field(
+        default=None, alias="schema", description="a file that declares the table's columns, classes and ranges public"
+    )
     options: dict[str, Any] = Field(default={}, description="options of the source")
     standardize: Literal["global", "client", "none"] | None = Field(
         default=None, description="default: what the source advises"
@@ -278,7 +281,8 @@ def _check_data(data: DataConfig, where: str) -> None:
         raise UserError(f"{where}: [data] with a table needs client and target, the names of two of its columns")
     if data.table is not None and data.options:
         raise UserError(f"{where}: data.options are those of a source, and this is a table: {sorted(data.options)}")
-    columns = [name for name in ("client", "target", "group", "time", "features", "task") if getattr(data, name)]
+    given = {**data.model_dump(), "schema": data.schema_file}
+    columns = [name for name in ("client", "target", "group", "time", "features", "task", "schema") if given[name]]
     if data.source is not None and columns:
         raise UserError(f"{where}: [data] {', '.join(columns)} describe a table, and {data.source!r} is a source")
     if data.features is not None and not data.features:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.config import ExperimentConfig
 from bespoke.data.population import Population
-from bespoke.experiments import make_split
+from bespoke.data.splits import Split
 from bespoke.methods import METHODS, FineTune, Mixed
 from bespoke.models import build_task
 from bespoke.models.metric import default_metric
@@ -89,13 +88,15 @@ class Settled:
         )  # fmt: skip
 
 
-def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, config: ExperimentConfig) -> Settled:
-    """From what was said (`base`, `methods`: perhaps none) and the data; `config` is any experiment of this base."""
+def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, split: Split) -> Settled:
+    """From what was said (`base`, `methods`: perhaps none) and the data, encoded for the first seed's split."""
     about, why = population.about, ""
     base = {"safe_steps": True, **base}
     if not base.get("metric") and about["task"] in ("regression", "classification"):
-        rows, _ = (train := make_split(population, config).train).of(train.clients)
+        rows, _ = split.train.of(split.train.clients)
         base["metric"], why = default_metric(about, population.columns["y"].numpy()[rows])
+        if base.get("privacy") and about["task"] == "classification":  # how frequent a class is would tell something
+            base["metric"], why = "accuracy", "The share of right answers."
     rivals: dict[str, Rival] = {}
     named = dict(base.get("model") or {"name": "auto"})
     small = about.get("input", "table") == "table" and not about.get("model") and named == {"name": "auto"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +16,18 @@ import tomli_w
 from bespoke.config import AUTO, ExperimentConfig, TransformConfig, check_stage
 from bespoke.data.changes import FOREVER, Period, periods
 from bespoke.data.population import Population
+from bespoke.data.schema import Statistics
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
-from bespoke.data.standardize import standardize
+from bespoke.data.standardize import How, standardize
+from bespoke.encoding import Wanted, encoded
 from bespoke.errors import UserError, unknown
 from bespoke.method import Method
 from bespoke.models import build_task
+from bespoke.privacy.accounting import Kind
 from bespoke.privacy.clip import Clip
 from bespoke.privacy.compress import Compress
-from bespoke.privacy.settings import check_fields
+from bespoke.privacy.release import RELEASE
+from bespoke.privacy.settings import PrivacyConfig, check_fields
 from bespoke.privacy.transform import Transform
 from bespoke.robust.attack import attacked, attackers, message_attack
 from bespoke.robust.settings import check_methods
@@ -38,13 +43,15 @@ def load_population(config: ExperimentConfig) -> Population:
     """The rows as their source gives them."""
     data = config.data
     if data.table:
-        from bespoke.data.table import read_table
+        from bespoke.data.schema import Schema
+        from bespoke.data.table import open_table
 
         assert data.client
         assert data.target
-        return read_table(
+        return open_table(
             Path(data.table), data.client, data.target,
             group=data.group, features=data.features, time=data.time, task=data.task,
+            schema=Schema.read(Path(data.schema_file)) if data.schema_file else None,
         )  # fmt: skip
     from bespoke.data.sources import load_source
 
@@ -54,33 +61,57 @@ def load_population(config: ExperimentConfig) -> Population:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Rows ready for training: standardized, and split."""
+    """Rows ready for training: encoded, standardized, and split."""
 
     population: Population
     split: Split
+    plain: Population  # encoded, not standardized
+    scales: tuple[How, Statistics]  # how it was standardized, and by which means and deviations that were given
     earlier: tuple[Period, ...] = ()
 
 
 class Bench:
-    """Builds many experiments of one population; what those of one split have in common is made once."""
+    """Builds many experiments of one population; what those of one split have in common is made once.
 
-    def __init__(self, population: Population) -> None:
-        self.population = population  # as loaded
+    `folder` keeps what is released of the data under privacy, for all of them.
+    """
+
+    def __init__(self, population: Population, folder: Path | None = None) -> None:
+        self.population, self.folder = population, folder  # as loaded
         self.made: dict[str, Prepared] = {}
 
-    def build(self, config: ExperimentConfig) -> Experiment:
-        seed = config.seed if config.split.seed is None else config.split.seed
-        key = json.dumps([config.split.model_dump(), seed, config.data.standardize])
+    def prepared(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Prepared:
+        """The rows for a configuration; `privacy`: that of the runs beside it, if it has none itself."""
+        privacy = privacy or config.privacy
+        key = _key(config, privacy)
         if key not in self.made:
             room = SHARED // max(sum(c.nbytes for c in self.population.columns.values()), 1)
             while len(self.made) >= max(room, 1):  # the oldest goes: seeds come in turn
                 del self.made[next(iter(self.made))]
-            self.made[key] = prepare(config, self.population)
-        return build(config, prepared=self.made[key])
+            name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+            store = self.folder / "statistics" / f"{name}.json" if self.folder and privacy else None
+            self.made[key] = prepare(config, self.population, store, privacy)
+        return self.made[key]
+
+    def build(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Experiment:
+        return build(config, prepared=self.prepared(config, privacy))
 
 
-def prepare(config: ExperimentConfig, raw: Population) -> Prepared:
-    """Split the rows and standardize them by the training rows."""
+def _key(config: ExperimentConfig, privacy: PrivacyConfig | None) -> str:
+    """Names all that rows, split, encoded and standardized, depend on beside the data."""
+    seed = config.seed if config.split.seed is None else config.split.seed
+    released = [privacy.model_dump(), config.cohort.model_dump()] if privacy and privacy.share else bool(privacy)
+    return json.dumps([config.split.model_dump(), seed, config.data.standardize, released])
+
+
+def prepare(
+    config: ExperimentConfig, raw: Population, store: Path | None = None, privacy: PrivacyConfig | None = None
+) -> Prepared:
+    """Split the rows, encode them and standardize them by the training rows.
+
+    `store` is the file of what is released of them under privacy: what lies there is used, and not released again.
+    """
+    privacy = privacy or config.privacy
     *earlier, last = periods(raw, lambda rows: make_split(rows, config))
     for period in (*earlier, last):
         _check_split(period.population, period.split, config)
@@ -91,22 +122,43 @@ def prepare(config: ExperimentConfig, raw: Population) -> Prepared:
             f"data.standardize = {how!r}: the rows of {raw.about['name']} come and go, and means of rows that are not "
             "there yet are not known; use 'none'"
         )
-    population = standardize(last.population, last.split.train, how, advice["target"])
-    return Prepared(population, _moved(last.split, population), tuple(earlier))
+    train = last.split.train
+    kind = _kind(config, privacy, len(train.clients)) if privacy else "known"
+    found = encoded(last.population, train, Wanted(how, advice["target"], privacy, kind, _key(config, privacy), store))
+    population = standardize(found.population, train, how, advice["target"], found.given)
+    return Prepared(population, _moved(last.split, population), found.population, (how, found.given), tuple(earlier))
+
+
+def _kind(config: ExperimentConfig, privacy: PrivacyConfig, trained: int) -> Kind:
+    """How clients come to rounds, before any stage is known: a stage that more clients come to costs no more."""
+    cohort, asked = config.cohort, config.cohort.sampling
+    everyone = asked not in ("poisson", "uniform") or cohort_size(config, trained) >= trained
+    if everyone or privacy.local_noise is not None or cohort.over_select > 1:
+        return "known"
+    return "poisson" if asked == "poisson" else "fixed"
+
+
+def cohort_size(config: ExperimentConfig, trained: int) -> int:
+    return min(config.cohort.size or (trained if trained <= FULL_UP_TO else 100), max(trained, 1))
 
 
 def build(
-    config: ExperimentConfig, population: Population | None = None, prepared: Prepared | None = None
-) -> Experiment:
-    """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench)."""
+    config: ExperimentConfig, population: Population | None = None, prepared: Prepared | None = None,
+    folder: Path | None = None,
+) -> Experiment:  # fmt: skip
+    """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench).
+
+    `folder` is that of the run, where what is released of the data under privacy is kept.
+    """
     if prepared is None:
-        prepared = prepare(config, population if population is not None else load_population(config))
+        raw = population if population is not None else load_population(config)
+        prepared = prepare(config, raw, folder / RELEASE if folder else None)
     bad = _attackers(config, prepared)
     if config.attack is not None:
         kind = config.attack.kind
         parts = [*prepared.earlier, Period(FOREVER, prepared.population, prepared.split)]
         *earlier, last = (attacked(period, bad, kind, _moved) for period in parts)
-        prepared = Prepared(last.population, last.split, tuple(earlier))
+        prepared = replace(prepared, population=last.population, split=last.split, earlier=tuple(earlier))
     population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
     task = build_task(population.about, config.model.name, config.safe_steps, **options)
@@ -125,7 +177,6 @@ def build(
     _check_groups(population, stages)
     _check_changes(config, prepared.earlier, sum(stage.rounds for stage in stages))
     trained = len(split.train.clients)
-    size = config.cohort.size or (trained if trained <= FULL_UP_TO else 100)
     most = max(stage.rounds for stage in stages)
     every = AUTO_EVERY if any(stage.auto for stage in stages) else max(most // 10, 1)
     sampling = config.cohort.model_dump(exclude={"size"})
@@ -147,7 +198,7 @@ def build(
         stages=tuple(stages),
         metric=metric,
         seed=config.seed,
-        cohort=cohort,
+        cohort=cohort_size(config, trained),
         sampling=sampling,
         transforms=(*(message_attack(config.attack, keys) if config.attack else ()), *transforms),
         robust=config.robust if config.privacy is None else None,  # else privacy.clip is the bound: see check_robust
@@ -338,7 +389,7 @@ def _moved(split: Split, population: Population) -> Split:
 
 def resolved(config: ExperimentConfig) -> dict[str, Any]:
     """The configuration with its defaults written out, as it lies in config.toml."""
-    return config.model_dump(exclude_none=True, mode="json")
+    return config.model_dump(exclude_none=True, mode="json", by_alias=True)
 
 
 def to_toml(config: ExperimentConfig) -> str:

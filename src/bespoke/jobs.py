@@ -27,6 +27,7 @@ from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.errors import UserError
 from bespoke.experiments import Bench, resolved, to_toml
 from bespoke.lanes import Lane
+from bespoke.privacy.settings import PrivacyConfig
 from bespoke.references import reference
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
@@ -48,6 +49,7 @@ class Job:
     own_engine: bool = False  # its model is not that of the other jobs: how to execute it is found out anew
     judged: bool = False  # its learning curve is shown to the judge
     begins_with: str = ""  # a reference (see references.py) whose parameters it starts from
+    privacy: PrivacyConfig | None = None  # of the runs beside one that is not private: it sees the data as they do
 
     @cached_property
     def stages(self) -> list[str]:
@@ -85,7 +87,7 @@ def execute(
         if not judge(rounds, value):
             raise Pruned(job.path.name)
 
-    experiment = bench.build(job.config)
+    experiment = bench.build(job.config, job.privacy)
     if job.own_engine:
         found = engine_choice(experiment)
         # alone in its process it may use what it likes; beside others it is as narrow as they are
@@ -110,7 +112,7 @@ class Jobs:
         self, population: Population, folder: Path, most: int | None = 1, expected: int = 1,
         progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, how: EngineChoice | None = None,
     ) -> None:  # fmt: skip
-        self.bench, self.folder, self.cache = Bench(population), folder, folder / "stages"
+        self.bench, self.folder, self.cache = Bench(population, folder), folder, folder / "stages"
         self.most, self.expected, self.told = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
         self.engine_file = "engine.json"  # how clients are executed; another model has another
@@ -181,7 +183,7 @@ class Jobs:
                 except (ValueError, TypeError) as error:
                     raise UserError(f"{path} is damaged ({error}); remove it and resume") from None
             else:
-                self.how = engine_choice(self.bench.build(job.config))
+                self.how = engine_choice(self.bench.build(job.config, job.privacy))
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps(self.how.to_json(), indent=1))
                 self.progress.note(f"engine: {self.how.text()}")

@@ -61,7 +61,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
-    bench, relay = Bench(Population.open(folder, resident=True)), Relay(pipe)
+    bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
 
     def judge(rounds: int, value: float) -> bool:
         pipe.send(("point", rounds, value))

@@ -20,6 +20,7 @@ from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.privacy.budget import Account
 from bespoke.privacy.ledger import Ledger
+from bespoke.privacy.release import RELEASE, Learned, Release
 from bespoke.privacy.tally import Plan
 from bespoke.privacy.transform import State
 from bespoke.randomness import mix
@@ -71,6 +72,7 @@ class Run:
         if done is not None:
             return done
         experiment = self.experiment
+        self._keep_release()
         found = self.folder.latest()
         if found:
             self.folder.prune(found.stage)  # killed while it did so
@@ -93,15 +95,25 @@ class Run:
                 found = None
             return self._finish(engine, server, start["params"])
 
+    def _keep_release(self) -> None:
+        """What was released of the data lies in the run's own folder; noise cannot be drawn twice for one run."""
+        made, path = self.experiment.population.about.get("release"), self.folder.path / RELEASE
+        if not made:
+            return
+        if not path.exists():
+            Release(**made).write(path)
+        elif Release.read(path).id != made["id"]:
+            raise UserError(f"{path} is not what this run began with; restore it, or begin anew in another folder")
+
     def _accounted(self) -> Account | None:
         """The privacy account, if there is one to keep."""
         experiment = self.experiment
         if experiment.privacy is None:
             return None
         plans = tuple(Plan(s.method, s.rounds, experiment.foreseen(place)) for place, s in enumerate(experiment.stages))
-        statistics = bool(experiment.population.about.get("statistics_floats"))
+        learned = Learned.of(experiment.population.about, experiment.privacy.public_statistics)
         base = experiment.sampler(0)
-        account = Account(experiment.privacy, base, plans, experiment.transforms, self.folder.path, statistics)
+        account = Account(experiment.privacy, base, plans, experiment.transforms, self.folder.path, learned)
         if not account.secret:
             self.progress.note(
                 "privacy.reproducible: the noise follows from the seed, so this run is NOT private; epsilon is what a "

@@ -150,12 +150,12 @@ class Tuning:
         self._claim()
         with RunFolder(self.folder).locked():
             population = load_population(config)
-            for note in population.about.get("notes", []):
-                self.progress.note(note)
             count = self.trials if self.optuna else len(grid(self.space))
             expected = count * len(self.seeds)
             with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop) as jobs:
                 experiment = jobs.bench.build(config)
+                for note in experiment.population.about.get("notes", []):
+                    self.progress.note(note)
                 lower = experiment.lower_is_better
                 tried = self._searched(jobs, lower) if self.optuna else self._grid(jobs)
                 engine = jobs.text()

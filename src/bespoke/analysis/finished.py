@@ -28,7 +28,7 @@ from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork, Scores
 from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population
+from bespoke.experiments import build
 from bespoke.method import Method, Setting
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
@@ -242,7 +242,7 @@ def reopened(
 ) -> Iterator[Finished]:
     """Open a finished run; `raw` is its population as loaded, if somebody has it already."""
     folder, config = open_run(path)
-    experiment = build(config, raw if raw is not None else load_population(config))
+    experiment = build(config, raw, folder=path)
     found = folder.latest()
     if found is None:
         raise UserError(f"{path} holds no checkpoint: its personal models cannot be made again")

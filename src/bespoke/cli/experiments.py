@@ -50,7 +50,7 @@ def run(
                 f"{folder} was begun with another configuration than this one, or its config.toml was changed; resume "
                 "with the same file and --set options, or leave --resume out and choose another --out"
             )
-        built = build(config)
+        built = build(config, folder=folder)
         run_folder = RunFolder.create(folder, text)
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):

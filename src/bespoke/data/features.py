@@ -203,6 +203,4 @@ def _indicators(column: Column, cells: Floats, levels: Sequence[str]) -> list[Fe
     places = np.array([*(shown.get(name, len(shown)) for name in levels), -1])  # the last: missing
     place = places[np.where(np.isnan(cells), -1, np.nan_to_num(cells)).astype(np.int64)]
     names = [*column.categories, *([OTHER] if column.other else [])]
-    return [
-        Feature(f"{column.name} = {name}", (place == i).astype(np.float32), False) for i, name in enumerate(names)
-    ]
+    return [Feature(f"{column.name} = {name}", (place == i).astype(np.float32), False) for i, name in enumerate(names)]

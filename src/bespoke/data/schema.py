@@ -65,7 +65,8 @@ class Schema:
 
     def ranges(self) -> Statistics:
         """Mean and deviation of values spread evenly over their declared range."""
-        found = {c.name: c.range for c in (*self.columns, self.target) if c.range is not None}
+        parts: list[Column | Target] = [*self.columns, self.target]
+        found = {part.name: part.range for part in parts if part.range is not None}
         return {name: ((low + high) / 2, (high - low) / math.sqrt(12)) for name, (low, high) in found.items()}
 
     # -- as a file -----------------------------------------------------------------------------------------------------
@@ -105,7 +106,9 @@ class Schema:
             text = path.read_text(encoding="utf-8")
             found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
         except FileNotFoundError:
-            raise UserError(f"there is no schema file {path}; write one with: bespoke data TABLE --write-schema") from None
+            raise UserError(
+                f"there is no schema file {path}; write one with: bespoke data TABLE --write-schema"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"the schema file {path} cannot be read ({error})") from None
         except ValueError as error:
@@ -117,7 +120,9 @@ class Schema:
     def of(cls, found: Any, where: str) -> Schema:
         """From what a file holds."""
         table = _table(found, where, ("columns", "target", "statistics", "left_out"))
-        columns = [_column(name, entry, where) for name, entry in _table(table.get("columns"), f"{where}: columns").items()]
+        columns = [
+            _column(name, entry, where) for name, entry in _table(table.get("columns"), f"{where}: columns").items()
+        ]
         if not columns:
             raise UserError(f"{where}: columns is empty: name the columns to predict from")
         target = _table(table.get("target"), f"{where}: target", ("name", "classes", "other", "range"))
@@ -143,7 +148,7 @@ class Schema:
 def _column(name: str, entry: Any, where: str) -> Column:
     place = f"{where}: columns.{name}"
     table = _table(entry, place, ("kind", "categories", "other", "missing", "first", "range"))
-    kind = table.get("kind")
+    kind: Any = table.get("kind")
     if kind not in get_args(Kind):
         raise unknown("kind", str(kind), get_args(Kind), place)
     made = Column(name, kind, missing=bool(table.get("missing", False)), range=_range(table, place))

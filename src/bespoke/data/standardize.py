@@ -10,6 +10,7 @@ unit serves all clients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
+from bespoke.data.schema import Statistics
 from bespoke.data.splits import Train
 from bespoke.errors import UserError, unknown
 
@@ -27,8 +29,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def standardize(population: Population, train: Train, how: How, target: bool) -> Population:
+def standardize(
+    population: Population, train: Train, how: How, target: bool, given: Statistics | None = None
+) -> Population:
     """A new population with standardized features (and target); splits have to be made of it anew.
+
+    `given` has means and deviations, by name, that are known and not taken from the rows.
 
     Adds to `about`: `unit` and `centre` (the target's deviation and mean: y_original = y * unit + centre) and
     `statistics_floats` (how many numbers each client has to send for all this).
@@ -37,10 +43,11 @@ def standardize(population: Population, train: Train, how: How, target: bool) ->
         raise unknown("standardization", how, ("global", "client", "none"))
     about = dict(population.about)
     columns = dict(population.columns)
-    about["statistics_floats"] = 0
+    given = given or {}
+    about["statistics_floats"] = int((about.get("release") or {}).get("floats", 0))
 
-    if how != "none" and _is_table(population):
-        scaling = Scaling.of(population, train, how)
+    if how != "none" and is_table(population):
+        scaling = Scaling.of(population, train, how, given)
         about["statistics_floats"] += scaling.floats
         if scaling.note:
             about["notes"] = [*about.get("notes", []), scaling.note]
@@ -48,7 +55,7 @@ def standardize(population: Population, train: Train, how: How, target: bool) ->
         x = columns["x"].numpy()
         scaled = (x - scaling.mean[owner]) / scaling.deviation[owner]
         columns["x"] = torch.from_numpy(scaled.astype(np.float32))
-    if _is_table(population) and about.get("missing", True):
+    if is_table(population) and about.get("missing", True):
         columns["x"] = columns["x"].nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
         about["missing"] = False
 
@@ -57,7 +64,7 @@ def standardize(population: Population, train: Train, how: How, target: bool) ->
             raise UserError(f"only a regression's target can be standardized; the task is {about.get('task')!r}")
         y = columns["y"].numpy().astype(np.float64)
         rows, _ = train.of(train.clients)
-        mean, deviation, floats = _pooled(y[rows][:, None])
+        mean, deviation, floats = _known(y[rows][:, None], [about["target"]], given)
         about |= {"centre": float(mean[0]), "unit": float(deviation[0])}
         about["statistics_floats"] += floats
         columns["y"] = torch.from_numpy(((y - mean[0]) / deviation[0]).astype(np.float32))
@@ -74,8 +81,8 @@ class Scaling:
     note: str = ""
 
     @classmethod
-    def of(cls, population: Population, train: Train, how: How) -> Scaling:
-        """From training rows alone."""
+    def of(cls, population: Population, train: Train, how: How, given: Statistics) -> Scaling:
+        """From training rows alone, but for what is given."""
         width = population.columns["x"].shape[1]
         numeric = np.flatnonzero(population.about.get("numeric", []))
         rows, sizes = train.of(train.clients)
@@ -84,31 +91,57 @@ class Scaling:
         mean, deviation = np.zeros((places, width)), np.ones((places, width))
         if not len(numeric):
             return cls(mean, deviation, 0)
+        names = [population.about["features"][place] for place in numeric] if given else []
         if how == "global":
-            mean[0, numeric], deviation[0, numeric], floats = _pooled(values)
+            mean[0, numeric], deviation[0, numeric], floats = _known(values, names, given)
             return cls(mean, deviation, floats)
         mean[:, numeric], deviation[:, numeric] = _by_client(values, train.clients, sizes, len(population))
-        untrained = np.setdiff1d(np.arange(len(population)), train.clients[sizes > 0])
+        untrained = _untrained(population, train)
         if not len(untrained):
             return cls(mean, deviation, 0)
-        pooled_mean, pooled_deviation, floats = _pooled(values)
+        pooled_mean, pooled_deviation, floats = _known(values, names, given)
         mean[np.ix_(untrained, numeric)], deviation[np.ix_(untrained, numeric)] = pooled_mean, pooled_deviation
         note = f"{len(untrained)} clients have no training rows; the pooled statistics standardize them."
         return cls(mean, deviation, floats, note)
 
 
-def client_scaling(population: Population, train: Train, how: How, client: int) -> tuple[Tensor, Tensor]:
+def client_scaling(
+    population: Population, train: Train, how: How, client: int, given: Statistics | None = None
+) -> tuple[Tensor, Tensor]:
     """Mean and deviation by which one client's features were standardized; empty if they were not."""
-    if how == "none" or not _is_table(population):
+    if how == "none" or not is_table(population):
         return torch.zeros(0), torch.zeros(0)
-    scaling = Scaling.of(population, train, how)
+    scaling = Scaling.of(population, train, how, given or {})
     place = client if how == "client" else 0
     return torch.from_numpy(scaling.mean[place]), torch.from_numpy(scaling.deviation[place])
 
 
-def _is_table(population: Population) -> bool:
+def pools(population: Population, train: Train, how: How) -> bool:
+    """Whether statistics of all clients' features are needed."""
+    return how == "global" or (how == "client" and len(_untrained(population, train)) > 0)
+
+
+def is_table(population: Population) -> bool:
     x = population.columns["x"]
     return x.dtype == torch.float32 and x.dim() == 2
+
+
+def _untrained(population: Population, train: Train) -> Ints:
+    return np.setdiff1d(np.arange(len(population)), train.clients[train.sizes() > 0])
+
+
+def _known(values: Floats, names: Sequence[str], given: Statistics) -> tuple[Floats, Floats, int]:
+    """As `_pooled`, with what is given in its place."""
+    if not given:
+        return _pooled(values)
+    mean, deviation = np.zeros(values.shape[1]), np.ones(values.shape[1])
+    told = np.array([name in given for name in names])
+    mean[told] = [given[name][0] for name in names if name in given]
+    deviation[told] = [given[name][1] for name in names if name in given]
+    if told.all():
+        return mean, deviation, 0
+    mean[~told], deviation[~told], floats = _pooled(values[:, ~told])
+    return mean, deviation, floats
 
 
 def _pooled(values: Floats) -> tuple[Floats, Floats, int]:

@@ -20,11 +20,12 @@ from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.standardize import client_scaling
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError, unknown
-from bespoke.experiments import build, load_population
+from bespoke.experiments import build, load_population, prepare
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.models import NETWORKS
 from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.privacy.release import RELEASE
 from bespoke.randomness import mix
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment
@@ -99,17 +100,15 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
     folder, config = open_run(run)
     if is_forgotten(run, client):
         raise UserError(f"client {client!r} was forgotten in {run}: its personal model is gone")
-    raw = load_population(config)
-    experiment = build(config, raw)
+    prepared = prepare(config, load_population(config), run / RELEASE)
+    experiment = build(config, prepared=prepared)
     position = experiment.population.index(client)
     model, candidate = personal_model(folder, experiment, position)
     about, task = experiment.population.about, experiment.task
     target = out or client_folder(run, client)
     target.mkdir(parents=True, exist_ok=True)
-    advice = raw.about.get("standardize", {"features": "none"})
-    mean, deviation = client_scaling(
-        raw, experiment.split.train, config.data.standardize or advice["features"], position
-    )
+    how, given = prepared.scales
+    mean, deviation = client_scaling(prepared.plain, experiment.split.train, how, position, given)
     write_arrays(target / "model.safetensors", {**flatten(model), "input.mean": mean, "input.deviation": deviation})
     description = {
         "format": FORMAT, "client": client, "method": experiment.label, "candidate": candidate,

@@ -65,27 +65,36 @@ def _quietly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What was spent. Of `poisson` and `fixed`: rounds by rate of sampling and noise multiplier; of `known`: mu^2."""
+    """What was spent. Of `poisson` and `fixed`: rounds by rate of sampling and noise multiplier; of `known`: mu^2.
+
+    `releases` are made of all clients at once (see privacy/release.py), by name: the noise multiplier, and the delta of
+    a threshold. Runs that share one count it once.
+    """
 
     kind: Kind = "known"
     rounds: dict[tuple[float, float], int] = field(default_factory=dict)
     squared_mu: float = 0.0
     why: tuple[str, ...] = ()  # it is infinite
+    releases: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: Spent) -> Spent:
         """Both, on the same clients: how several runs compose."""
-        why = tuple(dict.fromkeys(self.why + other.why))
-        empty, more = (self, other) if not self.spends else (other, self)
-        if not empty.spends:
-            return replace(more, why=why)
+        why, releases = tuple(dict.fromkeys(self.why + other.why)), {**self.releases, **other.releases}
+        empty, more = (self, other) if not self.trains else (other, self)
+        if not empty.trains:
+            return replace(more, why=why, releases=releases)
         if "known" in (self.kind, other.kind) and self.kind != other.kind:
             # a sampled client that is not there sends zeros; one that is replaced moves a known sum by twice the bound
             known, sampled = (self, other) if self.kind == "known" else (other, self)
-            return replace(known._sampled_always(sampled.kind) + sampled, why=why)
+            return replace(known._sampled_always(sampled.kind) + sampled, why=why, releases=releases)
         if self.kind != other.kind:
             raise ValueError(f"cannot compose {self.kind} sampling with {other.kind}")
         rounds = {how: self.rounds.get(how, 0) + other.rounds.get(how, 0) for how in {**self.rounds, **other.rounds}}
-        return replace(self, rounds=rounds, squared_mu=self.squared_mu + other.squared_mu, why=why)
+        return replace(self, rounds=rounds, squared_mu=self.squared_mu + other.squared_mu, why=why, releases=releases)
+
+    @property
+    def trains(self) -> bool:
+        return any(self.rounds.values()) or self.squared_mu > 0
 
     def _sampled_always(self, kind: Kind) -> Spent:
         """Known rounds as one round of this kind that every client comes to."""
@@ -93,19 +102,30 @@ class Spent:
 
     @property
     def spends(self) -> bool:
-        return any(self.rounds.values()) or self.squared_mu > 0
+        return self.trains or bool(self.releases)
+
+    def _whole(self) -> tuple[Spent, float]:
+        """The same with each release as a round of everyone, and the delta that thresholds have used up."""
+        noises, lost = [z for z, _ in self.releases.values()], sum(delta for _, delta in self.releases.values())
+        rounds = dict(self.rounds)
+        for z in noises if self.kind != "known" else ():
+            rounds[1.0, z] = rounds.get((1.0, z), 0) + 1
+        squared = self.squared_mu + sum(z**-2 for z in noises if self.kind == "known")
+        return replace(self, rounds=rounds, squared_mu=squared, releases={}), lost
 
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind, "rounds": [[rate, z, n] for (rate, z), n in self.rounds.items()],
             "squared_mu": self.squared_mu if math.isfinite(self.squared_mu) else None, "why": list(self.why),
+            "releases": {name: list(cost) for name, cost in self.releases.items()},
         }  # fmt: skip
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Spent:
         squared = math.inf if found["squared_mu"] is None else found["squared_mu"]
         rounds = {(float(rate), float(z)): int(n) for rate, z, n in found["rounds"]}
-        return cls(found["kind"], rounds, squared, tuple(found["why"]))
+        releases = {name: (float(z), float(delta)) for name, (z, delta) in found.get("releases", {}).items()}
+        return cls(found["kind"], rounds, squared, tuple(found["why"]), releases)
 
     # -- epsilon -------------------------------------------------------------------------------------------------------
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
@@ -114,6 +134,9 @@ class Spent:
             return math.inf
         if not self.spends:
             return 0.0
+        if self.releases:
+            whole, lost = self._whole()
+            return whole.epsilon(delta - lost, accountant) if delta > lost else math.inf
         if self.kind == "known":
             return gaussian_epsilon(self.squared_mu, delta) if accountant == "pld" else self._rdp_epsilon(delta)
         if self._without_noise:
@@ -134,6 +157,8 @@ class Spent:
 
     def rdp(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Renyi orders, and the divergence at each: composing rounds adds them up."""
+        if self.releases:
+            return self._whole()[0].rdp()
         if self.kind == "known":
             orders = np.asarray(library().rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS, dtype=np.float64)
             return orders, orders * self.squared_mu / 2
@@ -147,6 +172,8 @@ class Spent:
 
     def mu(self) -> tuple[float, bool]:
         """mu of Gaussian differential privacy, and whether it is exact (else by the central limit theorem)."""
+        if self.releases:
+            return self._whole()[0].mu()
         if self.why or self._without_noise:
             return math.inf, True
         if self.kind == "known":

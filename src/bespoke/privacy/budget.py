@@ -31,6 +31,7 @@ from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, finite, gau
 from bespoke.privacy.attempts import Attempts, Made, note, run_name
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
+from bespoke.privacy.release import NOTHING, Learned
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.privacy.tally import VIEWS, Plan, Tally, expected_size, sampling_of
 from bespoke.privacy.transform import State, Transform
@@ -45,7 +46,7 @@ class Account:
 
     def __init__(
         self, privacy: PrivacyConfig, base: Sampler, plans: tuple[Plan, ...], transforms: tuple[Transform, ...],
-        folder: Path, statistics: bool = False,
+        folder: Path, learned: Learned = NOTHING,
     ) -> None:  # fmt: skip
         library()  # without it nothing below can be said
         self.privacy, self.base, self.plans, self.transforms, self.folder = privacy, base, plans, transforms, folder
@@ -54,7 +55,7 @@ class Account:
         self.kind = sampling_of(base, plans, self.local)
         self.cohorts = {place: plan.cohorts for place, plan in enumerate(plans)}  # as far as they are known by now
         self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
-        self.general = self._general(statistics)
+        self.learned, self.general = learned, self._general()
         self.standing: dict[int, float] = {}  # by stage: rounds that were made before this process and stand
         self.settled = self._settle()
         self.attempts = Attempts(folder, self._made)
@@ -71,13 +72,8 @@ class Account:
         return int(self.settled["cohorts"] or 0)
 
     # -- what cannot be accounted for -------------------------------------------------------------------------------
-    def _general(self, statistics: bool) -> list[str]:
+    def _general(self) -> list[str]:
         sampler, why = self.base, []
-        if statistics and not self.privacy.public_statistics:
-            why.append(
-                "sums of the data travel without noise to standardize them (say data.standardize = 'none' or 'client', "
-                "or privacy.public_statistics = true if their means and deviations are public)"
-            )
         if sampler.sampling == "importance":
             why.append("who is sampled depends on how many examples clients have (cohort.sampling = 'importance')")
         if sampler.over_select > 1 and sampler.straggle:
@@ -111,8 +107,9 @@ class Account:
         self._affordable_at_all(place)
 
     def _affordable_at_all(self, place: int) -> None:
-        reasons = [*self.general, *self.why(place, self.counted)]
-        if self.privacy.epsilon is not None and self.plans[place].method.trains and reasons:
+        reasons = [*self.general, *self.why(place, self.counted)] if self.plans[place].method.trains else []
+        reasons = [*self.learned.why(self.counted), *reasons]
+        if self.privacy.epsilon is not None and reasons:
             raise UserError(
                 f"privacy.epsilon = {self.privacy.epsilon:g} cannot be kept: epsilon is infinite, for {reasons[0]}; "
                 "with privacy.noise instead of epsilon the run goes on and says so"
@@ -161,6 +158,7 @@ class Account:
         assert self.privacy.epsilon is not None
         if not any(plan.method.trains and plan.rounds for plan in self.plans):
             return 1.0  # nothing will be sent
+        before = self.learned.spent(self.kind)
         counts = self._counts() if self.kind == "known" else None
 
         def cost(multiplier: float) -> float:
@@ -174,7 +172,7 @@ class Account:
                 made = [Made(**noise, rate=plan.rate) for plan in self.plans]
                 parts = [self.squared_mu(place, self.counted, how) for place, how in enumerate(made)]
                 spent = Spent(squared_mu=float((counts * np.array(parts)[:, None]).sum(0).max()))
-            return spent.epsilon(self.delta, self.privacy.accountant)
+            return (before + spent).epsilon(self.delta, self.privacy.accountant)
 
         return calibrated(cost, self.privacy.epsilon, f"privacy.{name}")
 
@@ -376,6 +374,7 @@ class Account:
             "rate": max((plan.rate for plan in self.plans if plan.method.trains and plan.rounds), default=1.0),
             **{view: self._said(entry) for view, entry in spent.items()},
             "stages": [self._released(place).to_json() for place in range(len(self.plans))],
+            **({"statistics": self._said(self.learned.spent(self.kind))} if self.learned.releases else {}),
         }  # fmt: skip
 
     def _released(self, place: int) -> Spent:

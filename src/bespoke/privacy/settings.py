@@ -12,6 +12,7 @@ from bespoke.errors import UserError
 if TYPE_CHECKING:
     from bespoke.method import Method
 
+STATISTICS = 0.1
 Multiplier = float | Literal["auto"]
 
 
@@ -49,6 +50,20 @@ class PrivacyConfig(BaseModel):
     public_statistics: bool = Field(
         default=False, description="the means and deviations that standardize the data are public knowledge"
     )
+    public_schema: bool = Field(
+        default=False, description="categories, class names, missing values and first dates are public knowledge"
+    )
+    statistics: float | None = Field(
+        default=None, ge=0, lt=1,
+        description="part of epsilon for what the encoding learns from clients; default: 0.1 with a budget",
+    )  # fmt: skip
+
+    @property
+    def share(self) -> float:
+        """The part of the budget that what is learned of the data may spend: noised on the sum, so of nothing else."""
+        if self.epsilon is None or (self.local_noise is not None and self.noise is None):
+            return 0.0
+        return STATISTICS if self.statistics is None else self.statistics
 
 
 def calibrated(privacy: dict[str, Any]) -> bool:
@@ -79,6 +94,8 @@ def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, kee
             f"{where}: [privacy] without noise hides nothing; give noise (on the sum), local_noise (on every client), "
             "or epsilon, to which noise is calibrated; only to clip: [transform] clip"
         )
+    if privacy.statistics and privacy.epsilon is None:
+        raise UserError(f"{where}: privacy.statistics = {privacy.statistics:g} is a part of epsilon, which is missing")
     if clip is not None:
         raise UserError(f"{where}: transform.clip = {clip:g} beside [privacy]: say it once, as privacy.clip")
     if keep is not None and privacy.local_noise is not None:

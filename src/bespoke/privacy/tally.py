@@ -113,10 +113,11 @@ class Tally:
         for row, view in enumerate(VIEWS):
             stages = [place for place, number in self.seen.items() if number]
             reasons = [*account.general, *(reason for place in stages for reason in account.why(place, view))]
-            why = tuple(dict.fromkeys(reasons)) if self.sent else ()
+            why = tuple(dict.fromkeys([*account.learned.why(view), *(reasons if self.sent else [])]))
+            before = account.learned.spent(account.kind)
             if self.squared is None and view == "released":
-                found.append(Spent(account.kind, dict(self.rounds), why=why))
+                found.append(before + Spent(account.kind, dict(self.rounds), why=why))
             else:
                 squared = float(self.squared[row].max()) if self.squared is not None else 0.0
-                found.append(Spent(squared_mu=squared, why=why))
+                found.append(before + Spent(squared_mu=squared, why=why))
         return found

@@ -1,0 +1,157 @@
+"""What is learned of the data before training: from training rows alone, declared by the user, or paid for.
+
+Categories, class names, missing values, first dates, means and deviations are learned from clients, and whoever sees a
+model sees them. Under [privacy] each of them is declared public, released with noise that the account counts (see
+privacy/release.py), or named as the reason why nothing can be promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.features import encode, learned
+from bespoke.data.population import Population
+from bespoke.data.schema import Column, Schema, Statistics, Target
+from bespoke.data.splits import Train
+from bespoke.data.standardize import How, is_table, pools
+from bespoke.privacy.accounting import Kind, Spent, calibrated
+from bespoke.privacy.noise import keyed_normal, secret_normal
+from bespoke.privacy.release import Learner, Release
+from bespoke.privacy.settings import PrivacyConfig
+
+Floats = NDArray[np.float64]
+MONTH = (0.0, math.sqrt(0.5))  # mean and deviation of a month's sine and cosine, if all are equally frequent
+SCHEMA = (
+    "categories, class names and missing values are learned from clients without noise (declare them: --schema FILE or "
+    "data.schema; or say privacy.public_schema = true if they are public; with a budget on released models they are "
+    "paid for: privacy.statistics)"
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be learned for an experiment."""
+
+    how: How
+    target: bool  # the target is standardized
+    privacy: PrivacyConfig | None = None
+    kind: Kind = "known"  # how clients come to rounds: what neighbours differ in
+    key: str = ""  # names this split of these data
+    store: Path | None = None  # where a release is kept
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as features and target, and the means and deviations that are not to be taken from them."""
+
+    population: Population
+    given: Statistics
+
+
+def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
+    """Encode the rows of a source or a table by its training rows, by its schema, or by what is released of it."""
+    privacy, declared = wanted.privacy, _declared(raw)
+    release = Release.read(wanted.store) if wanted.store and wanted.store.exists() else None
+    if release is None and privacy is not None and privacy.share:
+        release = _released(raw, train, wanted, declared)
+    unpaid = []
+    population, notes = raw, []
+    if "cells" in raw.columns:
+        schema = declared
+        if release is not None and release.schema is not None:
+            schema, notes = Schema.of(release.schema, "the released schema"), release.notes
+            population = replace(raw, about={**raw.about, "notes": []})  # they count rows and values
+        elif schema is None:
+            rows, _ = train.of(train.clients)
+            schema = learned(raw, rows, notes)
+            unpaid = [SCHEMA] if privacy and not privacy.public_schema else []
+        population = encode(population, schema, notes)
+    elif release is not None:
+        population = replace(raw, about={**raw.about, "notes": [*raw.about.get("notes", []), *release.notes]})
+    if privacy and raw.about.get("learned") and not privacy.public_schema:
+        unpaid.append(f"{raw.about['learned']} (say privacy.public_schema = true if that is public)")
+    given = {**(declared.ranges() if declared and privacy else {}), **(declared.statistics if declared else {})}
+    costs = {"unpaid": unpaid, "release": asdict(release) if release else None}
+    about = {**population.about, **{name: cost for name, cost in costs.items() if cost}}
+    return Encoded(replace(population, about=about), {**given, **(release.statistics if release else {})})
+
+
+def _declared(raw: Population) -> Schema | None:
+    return Schema.of(raw.about["schema"], "the schema") if "schema" in raw.about else None
+
+
+def _released(raw: Population, train: Train, wanted: Wanted, declared: Schema | None) -> Release | None:
+    """Learn with noise what is neither declared nor public, and keep it; None if there is nothing to learn."""
+    privacy, table = wanted.privacy, "cells" in raw.columns
+    assert privacy is not None
+    hidden = table and declared is None and not privacy.public_schema
+    values, names = _numbers(raw, train, wanted, declared)
+    if not hidden and not names:
+        return None
+    kinds = [entry["kind"] for entry in raw.about["columns"]] if hidden else []
+    texts = "category" in kinds or (hidden and raw.about.get("levels") is not None)
+    delta = privacy.delta or max(len(train.clients), 2) ** -1.1
+    lost = privacy.share * delta if texts else 0.0
+    assert privacy.epsilon is not None
+
+    def cost(noise: float) -> float:
+        return Spent(wanted.kind, releases={"": (noise, lost)}).epsilon(delta, privacy.accountant)
+
+    noise = calibrated(cost, privacy.share * privacy.epsilon, "privacy.statistics")
+    rounds = 3 if names else 1
+    digest = hashlib.blake2b(wanted.key.encode(), digest_size=8).hexdigest()
+    name = digest if privacy.reproducible else secrets.token_hex(8)
+
+    def draw(shape: tuple[int, ...], purpose: str) -> Floats:
+        return keyed_normal(shape, "statistics", name, purpose) if privacy.reproducible else secret_normal(shape)
+
+    learner = Learner(train, noise * math.sqrt(rounds), lost, draw)
+    schema, magnitudes, notes = learner.items(raw if hidden else None, values, names)
+    statistics = learner.scales(values, names, magnitudes) if names else {}
+    if names:
+        statistics |= dict.fromkeys(_months(raw), MONTH)
+    made = Release(name, noise, lost, statistics, schema.to_json() if schema else None, notes, learner.floats)
+    return made.kept(wanted.store) if wanted.store else made
+
+
+def _numbers(raw: Population, train: Train, wanted: Wanted, declared: Schema | None) -> tuple[Floats, list[str]]:
+    """The training rows' numbers whose means and deviations are to be learned, and what they are called."""
+    rows, _ = train.of(train.clients)
+    privacy, columns, names = wanted.privacy, list[Floats](), list[str]()
+    known = {*_months(raw), *(declared.ranges() if declared else ()), *(declared.statistics if declared else ())}
+    if privacy is None or privacy.public_statistics:
+        return np.zeros((len(rows), 0)), []
+    plain = _plain(raw, declared)
+    if plain is not None and pools(plain, train, wanted.how):
+        x, about = plain.columns["x"].numpy(), plain.about
+        for place in np.flatnonzero(about.get("numeric", [])).tolist():
+            name = about["features"][place]
+            if name not in known:
+                columns.append(x[rows, place].astype(np.float64))
+                names.append(name)
+    if wanted.target and raw.about["target"] not in known:
+        columns.append(raw.columns["y"].numpy()[rows].astype(np.float64))
+        names.append(raw.about["target"])
+    return np.column_stack(columns) if columns else np.zeros((len(rows), 0)), names
+
+
+def _months(raw: Population) -> list[str]:
+    """The features of a table whose size is known whatever the rows are."""
+    dates = [entry["name"] for entry in raw.about.get("columns", ()) if entry["kind"] == "date"]
+    return [f"{name} {part}" for name in dates for part in ("month sin", "month cos")]
+
+
+def _plain(raw: Population, declared: Schema | None) -> Population | None:
+    """The numbers of a source or a table as features; None if there are none."""
+    if "cells" not in raw.columns:
+        return raw if is_table(raw) else None
+    listed = declared.columns if declared else tuple(Column(c["name"], c["kind"]) for c in raw.about["columns"])
+    numbers = tuple(column for column in listed if column.kind in ("number", "date"))
+    return encode(raw, Schema(numbers, Target(raw.about["target"]))) if numbers else None

@@ -1,0 +1,284 @@
+"""What the encoding of data learns from clients, paid for: noised categories, means and deviations.
+
+Three rounds of the Gaussian mechanism, in each of which a client sends a vector of norm at most one:
+
+1. Items. A client's items are its categories (at most LEVELS of a column, its own most frequent ones), its classes, the
+   columns in which it has missing values, and the magnitude ceil(log2 max|x|) of each number. With k items each has
+   the weight 1 / sqrt(k). Categories and classes are released if their noisy weight exceeds the threshold of
+
+       max over t of  1 / sqrt(t) + z quantile((1 - delta)^(1/t)),   t up to the most items that a client may have,
+
+   which those of a single client exceed with probability delta at most (Gopi et al., Differentially Private Set
+   Union, ICML 2020). Everything else is known to be asked for, and needs no such threshold.
+2. Means of the values, clipped to the released magnitude.
+3. Deviations: the magnitude of each client's root mean square distance to the released mean. A mean that is off is thus
+   made up for: what is standardized has about unit size whatever the noise was.
+
+A client's rows count as their mean, so clients weigh alike. A number whose magnitude is not found stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.data.arrays import write_text
+from bespoke.data.features import LEVELS
+from bespoke.data.population import Population
+from bespoke.data.schema import Column, Schema, Statistics, Target
+from bespoke.data.splits import Train
+from bespoke.errors import UserError
+from bespoke.privacy.accounting import Kind, Spent
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Draw = Callable[[tuple[int, ...], str], Floats]  # standard normal numbers of a shape, for a purpose
+
+RELEASE = "statistics.json"  # of a run folder
+EXPONENTS = np.arange(-63, 64)  # of magnitudes that are told apart; zero and smaller ones are the first
+SURE = 4.0  # deviations of the noise: what is known to be asked for is released above it
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was released, and what it cost: one Gaussian mechanism with this noise, and the delta of the threshold."""
+
+    id: str
+    noise: float
+    delta: float
+    statistics: Statistics
+    schema: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    floats: int = 0  # numbers that a client sent, at most
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(asdict(self), indent=1))
+
+    def kept(self, path: Path) -> Release:
+        """Put it on disk before anything of it is seen; if another process was faster, its release counts."""
+        making = path.with_name(f".{path.name}.{os.getpid()}")
+        self.write(making)
+        with contextlib.suppress(FileExistsError):
+            os.link(making, path)
+        making.unlink()
+        return Release.read(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Release:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            found["statistics"] = {name: (float(m), float(d)) for name, (m, d) in found["statistics"].items()}
+            return cls(**found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged ({error!r}): what was released of the data is not known; begin in another folder"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a run learned of its data before training, as its account sees it."""
+
+    unpaid: tuple[str, ...] = ()  # learned from clients without noise, and not declared public
+    releases: dict[str, tuple[float, float]] = field(default_factory=dict)  # by name: noise multiplier, delta
+
+    @classmethod
+    def of(cls, about: dict[str, Any], public_statistics: bool) -> Learned:
+        """As a population's description has it."""
+        unpaid, made = list(about.get("unpaid", ())), about.get("release")
+        if about.get("statistics_floats", 0) > (made or {}).get("floats", 0) and not public_statistics:
+            unpaid.append(
+                "sums of the data travel without noise to standardize them (say data.standardize = 'none' or 'client', "
+                "or privacy.public_statistics = true if their means and deviations are public; with a budget on "
+                "released models they are paid for: privacy.statistics)"
+            )
+        return cls(tuple(unpaid), {made["id"]: (made["noise"], made["delta"])} if made else {})
+
+    def why(self, view: str) -> list[str]:
+        """Why nothing can be promised; empty if something can."""
+        summed = "what is learned to encode and standardize the data is noised on the sum, not on the client"
+        return [*self.unpaid, *([summed] if self.releases and view == "messages" else [])]
+
+    def spent(self, kind: Kind) -> Spent:
+        return Spent(kind, releases=self.releases)
+
+
+NOTHING = Learned()
+
+
+def threshold(noise: float, delta: float, most: int) -> float:
+    """The noisy weight above which items are released: those of one client alone exceed it with probability delta."""
+    from scipy.stats import norm
+
+    counts = np.arange(1, max(most, 1) + 1)
+    return float((1 / np.sqrt(counts) + noise * norm.isf(-np.expm1(np.log1p(-delta) / counts))).max())
+
+
+@dataclass
+class Learner:
+    """Learns from the training rows of clients, with noise of deviation `noise` in each round."""
+
+    train: Train
+    noise: float
+    delta: float
+    draw: Draw
+
+    def __post_init__(self) -> None:
+        self.rows, sizes = self.train.of(self.train.clients)
+        self.clients = len(self.train.clients)
+        self.owner = np.repeat(np.arange(self.clients), sizes)
+        self.floats = 0
+
+    # -- round 1 -------------------------------------------------------------------------------------------------------
+    def items(self, raw: Population | None, values: Floats, names: list[str]) -> tuple[Schema | None, Ints, list[str]]:
+        """The schema of a table (`raw`), and the magnitude of each column of values: below all where none is found."""
+        asked = [self._magnitudes(values)]  # (client, item) pairs; items are numbered on, column by column
+        open_items: list[tuple[Ints, Ints]] = []
+        entries = raw.about["columns"] if raw is not None else []
+        if raw is not None:
+            cells = raw.columns["cells"].numpy()[self.rows]
+            empty = [np.unique(self.owner[np.isnan(cells[:, place])]) for place in range(len(entries))]
+            asked.append(_pairs([(who, np.full(len(who), place)) for place, who in enumerate(empty)]))
+            open_items = [
+                self._levels(cells[:, place]) if entry["kind"] == "category" else _NONE
+                for place, entry in enumerate(entries)
+            ]
+            y = raw.columns["y"].numpy()[self.rows].astype(np.float64)
+            open_items.append(self._levels(y) if raw.about.get("levels") is not None else _NONE)
+        counts = np.zeros(self.clients)
+        for who, _ in (*asked, *open_items):
+            np.add.at(counts, who, 1)
+        weight = 1 / np.sqrt(np.maximum(counts, 1))
+        self.floats += int(counts.max(initial=0))
+        votes = self._noised(asked[0], weight, values.shape[1] * len(EXPONENTS), "magnitudes")
+        magnitudes = _largest(votes.reshape(values.shape[1], -1), SURE * self.noise)
+        notes = [
+            f"No scale of {name} could be learned within the budget: it is not standardized (declare its range)."
+            for name, found in zip(names, magnitudes) if found < EXPONENTS[0]
+        ]  # fmt: skip
+        if raw is None:
+            return None, magnitudes, notes
+        missing = self._noised(asked[1], weight, len(entries), "missing") > SURE * self.noise
+        most = LEVELS * (sum(entry["kind"] == "category" for entry in entries) + (raw.about.get("levels") is not None))
+        limit = threshold(self.noise, self.delta, most) if most else math.inf
+        columns = []
+        for place, entry in enumerate(entries):
+            column = Column(entry["name"], entry["kind"], missing=bool(missing[place]))
+            if entry["kind"] == "category":
+                found = self._released(open_items[place], weight, entry["levels"], limit, f"levels {place}")
+                if not found:
+                    notes.append(f"Left out: no value of {entry['name']} is found at enough clients to be released.")
+                    continue
+                column = Column(column.name, "category", tuple(found[:LEVELS]), True, column.missing)
+            columns.append(column)
+        target = Target(raw.about["target"])
+        if raw.about.get("levels") is not None:
+            classes = self._released(open_items[-1], weight, raw.about["levels"], limit, "classes")
+            if not classes:
+                raise UserError(
+                    f"no class of {target.name} is found at enough training clients ({self.clients} in all) to be "
+                    "released within privacy.statistics; declare the classes (--schema FILE, or privacy.public_schema = true if "
+                    "they are public), or spend more"
+                )
+            target = Target(target.name, tuple(sorted(classes)), other=True)
+        return Schema(tuple(columns), target), magnitudes, notes
+
+    def _levels(self, cells: Floats) -> tuple[Ints, Ints]:
+        """Each client with its most frequent levels, at most LEVELS of them."""
+        there = ~np.isnan(cells)
+        pairs, counts = np.unique(
+            np.stack([self.owner[there], cells[there].astype(np.int64)]), axis=1, return_counts=True
+        )
+        order = np.lexsort((pairs[1], -counts, pairs[0]))
+        who, level = pairs[:, order]
+        rank = np.arange(len(who)) - np.searchsorted(who, who)
+        return who[rank < LEVELS], level[rank < LEVELS]
+
+    def _magnitudes(self, values: Floats) -> tuple[Ints, Ints]:
+        """Each client with the magnitude of the largest value of each column."""
+        largest = np.full((self.clients, values.shape[1]), -1.0)
+        present = ~np.isnan(values)
+        for place in range(values.shape[1]):
+            there = present[:, place]
+            np.maximum.at(largest[:, place], self.owner[there], np.abs(values[there, place]))
+        return _binned(largest)
+
+    def _noised(self, pairs: tuple[Ints, Ints], weight: Floats, count: int, purpose: str) -> Floats:
+        who, item = pairs
+        sums = np.bincount(item, weight[who], minlength=count)
+        return sums + self.noise * self.draw((count,), purpose)
+
+    def _released(
+        self, pairs: tuple[Ints, Ints], weight: Floats, levels: list[str], limit: float, purpose: str
+    ) -> list[str]:
+        """The levels above the threshold, those of the largest noisy weight first. Absent ones are never looked at."""
+        there = np.unique(pairs[1])
+        noisy = self._noised((pairs[0], np.searchsorted(there, pairs[1])), weight, len(there), purpose)
+        order = np.argsort(-noisy, kind="stable")
+        return [levels[there[i]] for i in order.tolist() if noisy[i] > limit]
+
+    # -- rounds 2 and 3 ------------------------------------------------------------------------------------------------
+    def scales(self, values: Floats, names: list[str], magnitudes: Ints) -> Statistics:
+        """Mean and deviation of each column whose magnitude is known; 0 and 1 of the others."""
+        width = values.shape[1]
+        found = magnitudes >= EXPONENTS[0]
+        bound = np.where(found, np.exp2(magnitudes.astype(np.float64)), 1.0)
+        part = math.sqrt(max(width, 1))  # entries of at most one: the whole vector, divided by it, has norm one
+        means = self._means(np.clip(values / bound, -1, 1)).sum(0) / part + self.noise * self.draw((width,), "means")
+        mean = np.clip(means * part / max(self.clients, 1), -1, 1) * bound
+        distance = np.sqrt(self._means((values - mean) ** 2, absent=np.nan))
+        who, item = _binned(np.nan_to_num(distance, nan=-1.0))
+        votes = self._noised((who, item), np.full(self.clients, 1 / part), width * len(EXPONENTS), "deviations")
+        self.floats += 2 * width
+        votes = np.where(votes > SURE * self.noise, votes, 0.0).reshape(width, -1)
+        total = votes.sum(1)
+        centres = np.exp2(2.0 * EXPONENTS - 1)  # of the squares in a bin: between 4^(e - 1) and 4^e
+        deviation = np.sqrt(votes @ centres / np.where(total > 0, total, 1))
+        usable = found & (total > 0)
+        return {
+            name: (float(m), float(d)) if fine else (0.0, 1.0)
+            for name, m, d, fine in zip(names, mean, deviation, usable)
+        }  # fmt: skip
+
+    def _means(self, values: Floats, absent: float = 0.0) -> Floats:
+        """Each client's mean of each column over its present values: (clients, columns); `absent` if it has none."""
+        present = ~np.isnan(values)
+        sums, counts = (
+            np.stack([np.bincount(self.owner, c, minlength=self.clients) for c in part.T.astype(np.float64)], 1)
+            for part in (np.where(present, values, 0.0), present)
+        )
+        return np.where(counts > 0, sums / np.maximum(counts, 1), absent)
+
+
+_NONE = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _pairs(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    who, item = ([part[i] for part in parts] for i in (0, 1))
+    return np.concatenate([_NONE[0], *who]), np.concatenate([_NONE[1], *item])
+
+
+def _binned(sizes: Floats) -> tuple[Ints, Ints]:
+    """(client, item) pairs of sizes (clients, columns): item = column x EXPONENTS + place; negative: no item."""
+    with np.errstate(divide="ignore"):
+        exponent = np.clip(np.ceil(np.log2(np.maximum(sizes, 0.0))), EXPONENTS[0], EXPONENTS[-1])
+    who, column = np.nonzero(sizes >= 0)
+    place = exponent[who, column].astype(np.int64) - EXPONENTS[0]
+    return who, column * len(EXPONENTS) + place
+
+
+def _largest(votes: Floats, limit: float) -> Ints:
+    """The largest magnitude above the limit in each row; one below the first where there is none."""
+    above = votes > limit
+    last = votes.shape[1] - 1 - above[:, ::-1].argmax(1) if votes.shape[1] else np.zeros(len(votes), np.int64)
+    return np.where(above.any(1), EXPONENTS[0] + last, EXPONENTS[0] - 1)
