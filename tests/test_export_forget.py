@@ -18,7 +18,7 @@ from bespoke.data.population import Population
 from bespoke.deploy.forget import forget_client, is_forgotten
 from bespoke.deploy.personal import client_folder, export_personal, load_personal, personal_model
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population
+from bespoke.experiments import build, load_population, prepare
 from bespoke.methods import METHODS
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment
@@ -70,8 +70,8 @@ KNN = [TUNED[0], {"method": "knn-per", "k": 3, "weight": "inverse", "mix": [0.3,
 
 def opened(run: Path) -> tuple[ExperimentConfig, Population, Experiment]:
     config = read_config(run / "config.toml")
-    raw = load_population(config)
-    return config, raw, build(config, raw)
+    prepared = prepare(config, load_population(config))
+    return config, prepared.plain, build(config, prepared=prepared)
 
 
 def query_rows(run: Path, client: str) -> tuple[np.ndarray, np.ndarray]:

@@ -136,9 +136,10 @@ def _numbers(raw: Population, train: Train, wanted: Wanted, declared: Schema | N
             if name not in known:
                 columns.append(x[rows, place].astype(np.float64))
                 names.append(name)
-    if wanted.target and raw.about["target"] not in known:
+    target = raw.about.get("target", "")
+    if wanted.target and target not in known:
         columns.append(raw.columns["y"].numpy()[rows].astype(np.float64))
-        names.append(raw.about["target"])
+        names.append(target)
     return np.column_stack(columns) if columns else np.zeros((len(rows), 0)), names
 
 

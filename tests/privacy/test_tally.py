@@ -12,6 +12,7 @@ from bespoke.data.population import Population
 from bespoke.data.splits import everything
 from bespoke.methods import FedAvg, FineTune
 from bespoke.privacy.attempts import Made
+from bespoke.privacy.release import NOTHING
 from bespoke.privacy.tally import Plan, Tally, expected_size, sampling_of
 from bespoke.sampling import Sampler, SideBySide
 
@@ -85,7 +86,8 @@ def test_which_sampling_is_accounted_for() -> None:
 def tally(known: bool, *plans: Plan, times: dict[tuple[int, int, str], int] | None = None) -> Tally:
     """Of an account with the noise 2: mu^2 of a message is 1/4 for the released models, 1/16 for messages."""
     account: Any = SimpleNamespace(
-        plans=plans, settled={"noise": 2.0}, kind="fixed", general=[], why=lambda place, view: [f"{place} {view}"],
+        plans=plans, settled={"noise": 2.0}, kind="fixed", general=[], learned=NOTHING,
+        why=lambda place, view: [f"{place} {view}"],
         squared_mu=lambda place, view, made: 0.25 if view == "released" else 0.0625,
         made=lambda place, number, view: (
             [Made(2.0, None, plans[place].rate)] * (times or {}).get((place, number, view), 1)

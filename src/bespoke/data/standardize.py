@@ -64,7 +64,7 @@ def standardize(
             raise UserError(f"only a regression's target can be standardized; the task is {about.get('task')!r}")
         y = columns["y"].numpy().astype(np.float64)
         rows, _ = train.of(train.clients)
-        mean, deviation, floats = _known(y[rows][:, None], [about["target"]], given)
+        mean, deviation, floats = _known(y[rows][:, None], [about.get("target", "")], given)
         about |= {"centre": float(mean[0]), "unit": float(deviation[0])}
         about["statistics_floats"] += floats
         columns["y"] = torch.from_numpy(((y - mean[0]) / deviation[0]).astype(np.float32))

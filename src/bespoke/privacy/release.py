@@ -187,8 +187,8 @@ class Learner:
             if not classes:
                 raise UserError(
                     f"no class of {target.name} is found at enough training clients ({self.clients} in all) to be "
-                    "released within privacy.statistics; declare the classes (--schema FILE, or privacy.public_schema = true if "
-                    "they are public), or spend more"
+                    "released within privacy.statistics; declare the classes (--schema FILE), spend more, or say "
+                    "privacy.public_schema = true if they are public"
                 )
             target = Target(target.name, tuple(sorted(classes)), other=True)
         return Schema(tuple(columns), target), magnitudes, notes
