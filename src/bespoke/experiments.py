@@ -186,7 +186,7 @@ def build(
             transform.check(stage.method)
     if config.privacy is not None:
         check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])
-    cohort = min(size, max(trained, 1))
+    cohort = cohort_size(config, trained)
     if config.robust is not None:
         check_methods(config.robust, [stage.method for stage in stages if stage.rounds], cohort)
     keys = frozenset(population.keys[bad].tolist())
@@ -198,7 +198,7 @@ def build(
         stages=tuple(stages),
         metric=metric,
         seed=config.seed,
-        cohort=cohort_size(config, trained),
+        cohort=cohort,
         sampling=sampling,
         transforms=(*(message_attack(config.attack, keys) if config.attack else ()), *transforms),
         robust=config.robust if config.privacy is None else None,  # else privacy.clip is the bound: see check_robust

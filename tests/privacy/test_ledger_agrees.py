@@ -288,7 +288,7 @@ def test_a_tuned_comparison(
     base = {
         "data": {"table": str(table), "client": "who", "target": "y", "group": "district", "features": ["a", "b"]},
         "cohort": {"size": 4, "sampling": sampling}, "engine": {"workers": 0},
-        "privacy": {"epsilon": BUDGET, "delta": DELTA, "clip": 0.5, "public_statistics": True,
+        "privacy": {"epsilon": BUDGET, "delta": DELTA, "clip": 0.5, "public_statistics": True, "public_schema": True,
                     "accountant": "pld" if sampling == "full" else "rdp"},
     }  # fmt: skip
     grid = {"group-fl": {"lr": [0.05, 0.1]}, "fedavg": {"lr": [0.1]}, "ditto": {}, "finetune": {}, "shared": {}}

@@ -161,7 +161,7 @@ class Learner:
         weight = 1 / np.sqrt(np.maximum(counts, 1))
         self.floats += int(counts.max(initial=0))
         votes = self._noised(asked[0], weight, values.shape[1] * len(EXPONENTS), "magnitudes")
-        magnitudes = _largest(votes.reshape(values.shape[1], -1), SURE * self.noise)
+        magnitudes = _largest(votes.reshape(-1, len(EXPONENTS)), SURE * self.noise)
         notes = [
             f"No scale of {name} could be learned within the budget: it is not standardized (declare its range)."
             for name, found in zip(names, magnitudes) if found < EXPONENTS[0]
@@ -240,7 +240,7 @@ class Learner:
         who, item = _binned(np.nan_to_num(distance, nan=-1.0))
         votes = self._noised((who, item), np.full(self.clients, 1 / part), width * len(EXPONENTS), "deviations")
         self.floats += 2 * width
-        votes = np.where(votes > SURE * self.noise, votes, 0.0).reshape(width, -1)
+        votes = np.where(votes > SURE * self.noise, votes, 0.0).reshape(-1, len(EXPONENTS))
         total = votes.sum(1)
         centres = np.exp2(2.0 * EXPONENTS - 1)  # of the squares in a bin: between 4^(e - 1) and 4^e
         deviation = np.sqrt(votes @ centres / np.where(total > 0, total, 1))
@@ -280,5 +280,5 @@ def _binned(sizes: Floats) -> tuple[Ints, Ints]:
 def _largest(votes: Floats, limit: float) -> Ints:
     """The largest magnitude above the limit in each row; one below the first where there is none."""
     above = votes > limit
-    last = votes.shape[1] - 1 - above[:, ::-1].argmax(1) if votes.shape[1] else np.zeros(len(votes), np.int64)
+    last = votes.shape[1] - 1 - above[:, ::-1].argmax(1)
     return np.where(above.any(1), EXPONENTS[0] + last, EXPONENTS[0] - 1)
