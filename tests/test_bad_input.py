@@ -146,6 +146,13 @@ def test_tables_that_cannot_be_learnt_from(table: pd.DataFrame, words: tuple[str
     refused(outcome, *words)
 
 
+def test_names_that_differ_by_zero_characters_only() -> None:
+    table = plain_table(2)
+    table["client"] = table["client"].map({"c0": "a", "c1": "a\0"})
+    table.to_parquet("t.parquet")
+    refused(compare("t.parquet"), r"'a\x00'", "zero character")
+
+
 def _one_example_each(table: pd.DataFrame) -> None:
     table.loc[:19, "client"] = [f"single {i}" for i in range(20)]
 

@@ -224,6 +224,8 @@ def test_bad_tuning(here: Path) -> None:
     refused(bespoke("tune", "exp.toml", "--jobs", 2, "--set", "engine.workers=2"), "--jobs", "engine.workers = 2")
     refused(bespoke("tune", "exp.toml", "--set", "tune.seeds=0"), "seeds = 0", "one or more")
     refused(bespoke("tune", "exp.toml", "--set", "tune.pruner=best"), "'best'", "median")
+    for wrong in ("[1]", "all"):
+        refused(bespoke("tune", "exp.toml", "--set", f"tune={wrong}"), "exp.toml: tune = ", "table")
     shutil.rmtree("runs")
     assert bespoke("tune", "exp.toml").code == 0
     refused(bespoke("tune", "exp.toml", "--out", "runs/tune-exp"), "--resume")

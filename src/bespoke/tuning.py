@@ -250,6 +250,8 @@ def read_tuning(
     if space is not None:
         table, where = read_toml(space), str(space)
         table = table.get("tune", table)
+    if not isinstance(table, dict):
+        raise UserError(f"{where}: tune = {table!r}: it has to be a table, [tune]")
     if trials is not None and not (optuna or table.get("optuna")):
         raise UserError(f"--trials {trials}: a grid tries every combination; a search of so many is --optuna")
     given = {"preset": preset, "optuna": optuna or None, "trials": trials}

@@ -91,7 +91,11 @@ def levels_of(column: pa.ChunkedArray, missing: list[str]) -> tuple[NDArray[Any]
     encoded = pc.dictionary_encode(texts).combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.unify_dictionaries().chunk(0)
-    names = np.array(encoded.dictionary.to_pylist(), dtype=str)
+    known = encoded.dictionary.to_pylist()
+    for text in known:
+        if "\0" in text:  # numpy ends texts at zeros: two clients might share one name
+            raise UserError(f"the text {text!r} holds a zero character, as no name may; write it otherwise")
+    names = np.array(known, dtype=str)
     code = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
     if (absent := np.isin(names, missing)).any():
         place = np.append(np.where(absent, -1, np.cumsum(~absent) - 1), -1)
