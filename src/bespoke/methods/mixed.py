@@ -255,7 +255,7 @@ class Mixed(Method):
         now, after, damp = _variances(server), _variances(new), server["damp"]
         guarded = self.covariance == "diagonal" and not self.robust
         fell = new["likelihood"] < server["likelihood"] - NOTHING - 1e-7 * new["likelihood"].abs()
-        if fell and guarded:
+        if fell and guarded and not torch.equal(now, server["good"]):
             return {**_with_variances(server, server["good"]), "damp": damp / 3}
         if guarded:
             after = now + damp * (after - now)
