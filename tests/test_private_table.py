@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -116,26 +118,57 @@ def test_state_of_another_form_is_refused(wrong: Tree) -> None:
         PrivateTable(TEMPLATE).write([1], stack([wrong]))
 
 
+def owners(path: Path) -> list[int]:
+    return open_arrays(path)[0]["clients"].tolist()
+
+
 def test_segments_hold_what_changed_since_the_last(tmp_path: Path) -> None:
     table = PrivateTable(TEMPLATE)
-    table.write([9, 2], stack([state(9), state(2)]))
-    assert table.save(tmp_path / "1.safetensors") == 2
-    table.write([2, 5], stack([state(20), state(5)]))
-    assert table.save(tmp_path / "2.safetensors") == 2
-    assert table.save(tmp_path / "3.safetensors") == 0
+    table.write(range(10), stack([state(i) for i in range(10)]))
+    assert table.save(tmp_path / "1.safetensors") == ["1.safetensors"]
+    table.write([9, 2], stack([state(90), state(20)]))
+    assert table.save(tmp_path / "2.safetensors") == ["1.safetensors", "2.safetensors"]
+    assert table.save(tmp_path / "3.safetensors") == ["1.safetensors", "2.safetensors"]
     assert not (tmp_path / "3.safetensors").exists()
-    assert open_arrays(tmp_path / "1.safetensors")[0]["clients"].tolist() == [2, 9]  # by client: the same bytes always
-    assert open_arrays(tmp_path / "2.safetensors")[0]["clients"].tolist() == [2, 5]
-    assert table.save(tmp_path / "all.safetensors", only_dirty=False) == 3
+    assert owners(tmp_path / "2.safetensors") == [2, 9]  # by client: the same bytes always
+    table.write([5], stack([state(50)]))
+    assert table.save(tmp_path / "4.safetensors") == ["1.safetensors", "4.safetensors"]
+    assert owners(tmp_path / "4.safetensors") == [2, 5, 9]  # two rows are not more than twice one: taken over
+    assert table.save(tmp_path / "all.safetensors", only_dirty=False) == ["all.safetensors"]
 
+    for names in (["1", "2", "4"], ["1", "4"], ["all"]):
+        again = PrivateTable(TEMPLATE)
+        for name in names:
+            again.load(tmp_path / f"{name}.safetensors")
+        same(again.read([2, 5, 9, 1, 77]), [state(20), state(50), state(90), state(1), TEMPLATE])
+        assert again.dirty == set()  # what was loaded lies on disk already
+    part = PrivateTable(TEMPLATE)
+    part.load(tmp_path / "all.safetensors", only={2, 9})
+    same(part.read([2, 5, 9]), [state(20), TEMPLATE, state(90)])
+    part.write([2, 9], stack([state(0), state(0)]))
+    assert part.save(tmp_path / "5.safetensors") == ["all.safetensors", "5.safetensors"]  # others' rows lie there too
+
+
+@pytest.mark.parametrize("cohort", [1, 3, 40])
+def test_segments_stay_few_and_small(tmp_path: Path, cohort: int) -> None:
+    """After every checkpoint: at most twice the live rows, in at most log2(clients) + 1 files; also when resumed."""
+    draw, table, newest, names = random.Random(cohort), PrivateTable(TEMPLATE), {}, []
+    for number in range(150):
+        clients = draw.sample(range(64), cohort)
+        newest |= dict.fromkeys(clients, number)
+        table.write(clients, stack([state(number)] * cohort))
+        names = table.save(tmp_path / f"{number}.safetensors")
+        sizes = [len(owners(tmp_path / name)) for name in names]
+        assert sum(sizes) <= 2 * len(newest)
+        assert len(names) <= math.log2(len(newest)) + 1
+        if number % 40 == 17:
+            table = PrivateTable(TEMPLATE)
+            for name in names:
+                table.load(tmp_path / name)
     again = PrivateTable(TEMPLATE)
-    for name in ("1", "2"):
-        again.load(tmp_path / f"{name}.safetensors")
-    same(again.read([2, 5, 9, 1]), [state(20), state(5), state(9), TEMPLATE])
-    assert again.dirty == set()  # what was loaded lies on disk already
-    whole = PrivateTable(TEMPLATE)
-    whole.load(tmp_path / "all.safetensors", only={2, 9})
-    same(whole.read([2, 5, 9]), [state(20), TEMPLATE, state(9)])
+    for name in names:
+        again.load(tmp_path / name)
+    same(again.read(list(newest)), [state(number) for number in newest.values()])
 
 
 def test_a_segment_of_another_method_is_refused(tmp_path: Path) -> None:

@@ -116,9 +116,9 @@ def test_saved_often_then_rarely_leaves_no_stray_private_state(driver: Driver, t
     """A segment written for a checkpoint that never came must not lie about: it is private state nobody knows of."""
     done = driver.run(tmp_path / "run", "ditto", census=str(tmp_path / "census.json"))
     assert done["code"] == 0
-    saved = sorted((tmp_path / "run" / "private").iterdir())
+    saved = [path.name for path in (tmp_path / "run" / "private").iterdir()]
     shutil.rmtree(tmp_path / "run")
-    assert len(saved) == 5
+    assert saved == ["001-0000005-0.safetensors"]  # of all clients that took part, as the last round left them
     stray = next(
         at for at in range(1000) if _killed_with_stray(driver, tmp_path / f"run {at}", at, skip=40)
     )  # fmt: skip
@@ -184,7 +184,7 @@ def test_when_no_checkpoint_can_be_read_the_run_says_so(
     interrupted(driver, references, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"no checkpoint of .* can be read"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* can be gone on with: .*empty"):
         RunFolder(tmp_path / "run").latest()
 
 
@@ -195,7 +195,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     arrays, about = open_arrays(path)
     described = {**json.loads(about["bespoke"]), "format": 99}
     write_arrays(path, {n: a.clone() for n, a in arrays.items()}, {"bespoke": json.dumps(described)})
-    with pytest.raises(UserError, match=r"written by another version \(format 99, known: 1\)"):
+    with pytest.raises(UserError, match=r"written by another version \(format 99, known: 2\)"):
         read_checkpoint(path)
     with pytest.raises(UserError, match="another version"):
         folder.latest()
@@ -208,7 +208,7 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.
     """The name appears only when all bytes are on disk; a failure leaves the old ones and nothing else."""
     folder = RunFolder.create(tmp_path / "run", "")
     server = {"params": {"w": torch.arange(1000.0)}, "optimizer": {"time": torch.tensor(3)}}
-    folder.save(Checkpoint(0, 1, server, {"rounds.jsonl": 0}, ["a"], {"k": 1}))
+    folder.save(Checkpoint(0, 1, server, {"rounds.jsonl": (0, None)}, ["a"], {"k": 1}))
     order: list[str] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("fsync"), fsync(descriptor))[1])
@@ -306,9 +306,5 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(tmp_path: Path) -> None:
     out, said = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, said
     results = {name: contents(tmp_path / name) for name in ("whole", "stopped")}
-    # the checkpoint at which it was stopped may be among the last two: what follows from the run is the same
-    for results_of in results.values():
-        for name in [n for n in results_of if n.startswith("checkpoints")]:
-            del results_of[name]
     assert_identical(results["stopped"], results["whole"], "Ctrl-C")
     assert json.loads(out)["query"] == json.loads(results["whole"]["result.json"])["query"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,9 +24,10 @@ from bespoke.privacy.transform import State
 from bespoke.randomness import mix
 from bespoke.results import Results
 from bespoke.robust.outliers import outliers, warning
-from bespoke.runfolder import Checkpoint, RunFolder
+from bespoke.runfolder import LOGS, Checkpoint, RunFolder
 from bespoke.sampling import Draw
 from bespoke.scoring import Point, Scoring
+from bespoke.shared_stages import look_up, put
 from bespoke.stages import Cohorts, Experiment, Stage, engine_choice, flat, handed_on, restore_empty, settled, stage_key
 from bespoke.tensors import Params, Tree
 from bespoke.watcher import Interrupted, Progress, Silent
@@ -75,7 +74,7 @@ class Run:
         self._keep_release()
         found = self.folder.latest()
         if found:
-            self.folder.prune(found.stage)  # killed while it did so
+            self._go_on(found)
         params = self.begin_with or experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
         start: Tree = {"params": params}
         self.account = self._accounted()
@@ -104,6 +103,17 @@ class Run:
             Release(**made).write(path)
         elif Release.read(path).id != made["id"]:
             raise UserError(f"{path} is not what this run began with; restore it, or begin anew in another folder")
+
+    def _go_on(self, found: Checkpoint) -> None:
+        """Say from where, if that is not simply where the run was stopped."""
+        for problem in found.passed_over:
+            self.progress.note(f"{problem}; going on from round {max(found.round, 0)} of stage {found.stage + 1}")
+        if not found.verified:
+            self.progress.note(
+                f"{self.folder.path} was begun by a version that kept no digests of logs and private state: damage to "
+                "them would not be noticed"
+            )
+        self.folder.go_back(found)
 
     def _accounted(self) -> Account | None:
         """The privacy account, if there is one to keep."""
@@ -155,30 +165,27 @@ class Run:
             self.segments = []
             if found is None:
                 if place == 0:
-                    self.folder.truncate_logs({})
+                    self.folder.rewind({})
                     floats = int(experiment.population.about.get("statistics_floats", 0))
                     self.folder.append(
                         "ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients))
                     )
                 self._save(engine, place, -1, start)
             else:
-                self.folder.truncate_logs(found.logs)
+                self.folder.rewind(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
-            self._clear_private()  # after the checkpoint: the one before it names these files
             shared = self._cached(place, engine.stateful)
             if shared is not None:
-                return self._adopt(engine, place, stage, server, shared)
+                return self._adopt(engine, place, server, *shared)
         else:
             begin, self.segments = found.round, list(found.segments)
             server = restore_empty(server, found.server)
             self.excluded = Counter(found.about.get("excluded", {}))
             self.state = found.about.get("state", self.state)
             self.curve = list(found.about.get("curve", []))
-            self.folder.truncate_logs(found.logs)
+            self.folder.rewind(found.logs)
             self._append(found.about.get("lines", {}))
-            self._clear_private()  # segments of a checkpoint that was never finished
-            if begin < stage.rounds or stage is experiment.stages[-1]:  # else nobody asks for it any more
-                engine.load_private([self.folder.path / "private" / name for name in self.segments])
+            engine.load_private([self.folder.path / "private" / name for name in self.segments])
         self._enter(engine, place, max(begin, 1))
         if not stage.rounds:
             return server
@@ -210,14 +217,18 @@ class Run:
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
             self.progress.advance(1, note)
             self.after_round(place, number)
-            stopping = self.stop()
+            begin, stopping = number, self.stop()
             ended = last or (stage.auto and self._converged(server))
-            if stopping or ended or time.monotonic() - saved > self.checkpoint_seconds:
+            if stopping or (time.monotonic() - saved > self.checkpoint_seconds and not ended):
                 self._save(engine, place, number, server)
                 saved = time.monotonic()
             if stopping:
                 raise Interrupted(f"stopped after round {number} of {rounds}")
-        self._share(place, stage, server)
+            if ended:
+                break
+        # the last one always and in the same form, so that what a finished run leaves does not depend on the clock
+        self._save(engine, place, begin, server, ended=True)
+        self._share(place, begin, server)
         return server
 
     def _converged(self, server: Tree) -> bool:
@@ -239,22 +250,21 @@ class Run:
         groups = self.experiment.stages[place].method.groups(server)
         return self.experiment.cohorts(place, groups, self.account.cohort_key if self.account else 0, train)
 
-    def _save(self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None) -> None:
-        """A checkpoint; `lines`: what the logs will say of its last round, if they do not yet."""
+    def _save(
+        self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None, ended: bool = False
+    ) -> None:
+        """A checkpoint; `lines`: what the logs will yet say of its last round; `ended`: no round is left."""
+        final = ended and place == len(self.experiment.stages) - 1
         if number > 0:
-            self.segments += engine.save_private(self.folder.path / "private", f"{place:03d}-{number:07d}")
+            name, folder = f"{place:03d}-{number:07d}", self.folder
+            self.segments = engine.save_private(folder.path / "private", name, not final, folder.run)
         about = {
             "excluded": dict(self.excluded), **({"state": self.state} if self.state else {}),
             **({"curve": self.curve} if self.curve else {}),
             **({"lines": lines} if lines else {}),
         }  # fmt: skip
-        self.folder.save(Checkpoint(place, number, server, self.folder.log_lengths(), self.segments, about))
-
-    def _clear_private(self) -> None:
-        """Remove private state that the run does not stand on."""
-        for path in (self.folder.path / "private").glob("*.safetensors"):
-            if path.name not in self.segments:
-                path.unlink()
+        made = Checkpoint(place, number, server, self.folder.marks(), self.segments, about)
+        self.folder.save(made, keep=1 if final else 2)
 
     def _log(
         self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
@@ -344,51 +354,50 @@ class Run:
     def _stage_key(self, place: int) -> str:
         return stage_key(self.experiment.config, place)
 
-    def _cached(self, place: int, stateful: bool) -> RunFolder | None:
+    def _cached(self, place: int, stateful: bool) -> tuple[RunFolder, Checkpoint] | None:
         stages = self.experiment.stages
         if self.cache is None or not stages[place].rounds:
             return None
         if stateful and place == len(stages) - 1:  # its personal models need private state, which stays in its run
             return None
         path = self.cache / self._stage_key(place)
-        fits = (path / "whole").exists() and (self.account is None or self.account.fits(path, place))
-        return RunFolder(path) if fits else None
+        if not (path / "whole").exists():
+            return None
+        try:
+            shared = look_up(path)
+            return shared if self.account is None or self.account.fits(path, place) else None
+        except UserError as problem:
+            self.progress.note(f"{problem}; the stage is trained again")
+            return None
 
-    def _adopt(self, engine: Engine, place: int, stage: Stage, template: Tree, shared: RunFolder) -> Tree:
+    def _adopt(self, engine: Engine, place: int, template: Tree, shared: RunFolder, found: Checkpoint) -> Tree:
         """Take over a stage that another run has trained: its parameters and its lines in the logs."""
-        found = shared.latest()
-        assert found is not None
-        for log in ("rounds.jsonl", "ledger.jsonl"):
+        for log in LOGS:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         self.excluded = Counter(found.about.get("excluded", {}))
+        self.curve = list(found.about.get("curve", []))
         if self.account:
             self.account.adopt(shared.path, place)
         server = restore_empty(template, found.server)
-        self._save(engine, place, stage.rounds, server)
+        self._save(engine, place, found.round, server, ended=True)
         return server
 
-    def _share(self, place: int, stage: Stage, server: Tree) -> None:
-        """Put a trained stage where other runs find it: all at once, for another process may be doing the same."""
+    def _share(self, place: int, number: int, server: Tree) -> None:
+        """Put a trained stage where other runs find it."""
         if self.cache is None:
             return
         path = self.cache / self._stage_key(place)
         if (path / "whole").exists():
             return
-        making = self.cache / f".{path.name}.{os.getpid()}"
-        shutil.rmtree(making, ignore_errors=True)
-        (making / "checkpoints").mkdir(parents=True)
-        entry = RunFolder(making)
-        for log in ("rounds.jsonl", "ledger.jsonl"):
-            lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] == place]
-            write_text(making / log, "".join(f"{line}\n" for line in lines))
-        if self.account:
-            self.account.share(making, place)
-        entry.save(Checkpoint(place, stage.rounds, server, {}, [], {"excluded": dict(self.excluded)}))
-        (making / "whole").touch()
-        try:
-            os.replace(making, path)
-        except OSError:
-            shutil.rmtree(making, ignore_errors=True)
-            if not (path / "whole").exists():  # else somebody was faster
-                raise
+
+        def fill(entry: RunFolder) -> None:
+            for log in LOGS:
+                lines = [json.dumps(line) for line in self.folder.read_log(log) if line["stage"] == place]
+                write_text(entry.path / log, "".join(f"{line}\n" for line in lines))
+            if self.account:
+                self.account.share(entry.path, place)
+            about = {"excluded": dict(self.excluded), "curve": self.curve}
+            entry.save(Checkpoint(place, number, server, entry.marks(), [], about))
+
+        put(path, fill)

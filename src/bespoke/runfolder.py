@@ -9,12 +9,12 @@ timing.jsonl     wall time: not a result
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,33 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from bespoke.data.arrays import open_arrays, settle, write_arrays, write_text
+from bespoke.digests import (
+    Damaged,
+    broken_line,
+    check_finished,
+    check_seal,
+    digest,
+    digests,
+    file_digest,
+    new,
+    read_json,
+    results,
+    sealed,
+)
 from bespoke.errors import UserError
+from bespoke.segments import read_segment
 from bespoke.tensors import Tree, flatten, unflatten
 
 FORMAT = 1
+CHECKPOINT = 2  # the format of checkpoints; 1 had a digest of the server's state only
 LOGS = ("rounds.jsonl", "ledger.jsonl")
+ATTEMPTS = "attempts.jsonl"  # what was spent of the privacy budget: grows, and is never gone back on
+SETTLED = ("engine.json", "privacy.json")  # written when a run begins; checkpoints hold a copy
+Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines), and the digest of so much of it
 
 
-class OtherVersion(UserError):
-    """A file of another version: not damaged, and not to be passed over."""
+class Refused(UserError):
+    """A problem for which an earlier checkpoint is no remedy."""
 
 
 @dataclass
@@ -40,17 +58,29 @@ class Checkpoint:
     stage: int
     round: int
     server: Tree
-    logs: dict[str, int]  # lengths in bytes of the log files at this point
+    logs: dict[str, Mark]  # the log files at this point
     segments: list[str]  # files of private state, in the order written
     about: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)  # what the files of SETTLED say
+    passed_over: tuple[str, ...] = ()  # what is wrong with the checkpoints after this one
+    verified: bool = True  # false: of a version that kept no digests of logs and private state
 
 
 class RunFolder:
-    """Reads and writes one run."""
+    """Reads and writes one run. `run` is its identity, which keeps files of other runs out."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, run: str | None = None) -> None:
+        self.path, self._run = path, run
         self._logs: dict[str, Any] = {}  # open files: to open one for every line takes longer than a small round
+        self._hashed: dict[str, tuple[Any, int]] = {}  # by log: the digest so far, and of how many bytes it is
+        self._spent = Spent(path / ATTEMPTS)
+        self._named: dict[Path, list[str]] = {}  # by checkpoint: the segments it stands on
+
+    @property
+    def run(self) -> str:
+        if self._run is None:
+            self._run = file_digest(self.path / "config.toml")
+        return self._run
 
     # -- life ----------------------------------------------------------------------------------------------------------
     @classmethod
@@ -107,77 +137,179 @@ class RunFolder:
         path = self.path / log
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        text = path.read_bytes()
+        try:
+            return [json.loads(line) for line in text.splitlines() if line]
+        except ValueError as error:
+            raise Damaged(f"{path}, {broken_line(text)}, is damaged ({error}); {self._begin_again()}") from None
 
-    def log_lengths(self) -> dict[str, int]:
-        return {log: (self.path / log).stat().st_size if (self.path / log).exists() else 0 for log in LOGS}
+    def marks(self) -> dict[str, Mark]:
+        """How far the logs are now; only what was added since the last time is read."""
+        found: dict[str, Mark] = {ATTEMPTS: self._spent.mark()} if self._spent.path.exists() else {}
+        for log in LOGS:
+            if (self.path / log).exists():
+                made, length = self._hashed.get(log) or (new(), 0)
+                with open(self.path / log, "r+b") as file:
+                    file.seek(length)
+                    added = file.read()
+                    os.fsync(file.fileno())  # what a checkpoint says of the logs must be on disk before it
+                made.update(added)
+                self._hashed[log] = made, length + len(added)
+                found[log] = length + len(added), made.hexdigest()
+        return found
 
-    def truncate_logs(self, lengths: dict[str, int]) -> None:
+    def rewind(self, marks: dict[str, Mark]) -> None:
         """Forget lines written after the checkpoint: their rounds will be run again."""
         for log in LOGS:
-            path = self.path / log
-            if path.exists():
-                os.truncate(path, lengths.get(log, 0))
+            self._hashed.pop(log, None)
+            length, _ = marks.get(log, (0, None))
+            if (self.path / log).exists() and (self.path / log).stat().st_size > length:
+                os.truncate(self.path / log, length)
+
+    def _check_log(self, log: str, mark: Mark) -> None:
+        """Compare the beginning of a log with what a checkpoint says of it."""
+        (length, known), path = mark, self.path / log
+        text = path.read_bytes()[:length] if path.exists() else b""
+        if len(text) < length:
+            lines = text.count(b"\n")
+            what = f"ends in line {lines + 1}" if path.exists() else "is missing"
+            raise Damaged(f"{path} {what}: it has {len(text):,} bytes of the {length:,} that were written")
+        if known is not None and digest(text) != known:
+            raise Damaged(f"{path}, {broken_line(text)}: damaged, the contents do not match their digest")
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, whole or not at all; only the last two and the stage's first are kept."""
-        for log in LOGS:  # what the checkpoint says of the logs must be on disk before it
-            if (self.path / log).exists():
-                with open(self.path / log, "r+b") as file:
-                    os.fsync(file.fileno())
+    def save(self, checkpoint: Checkpoint, keep: int = 2) -> None:
+        """Write a checkpoint, whole or not at all; only the last `keep` and the stage's first stay."""
         flat = flatten(checkpoint.server)
+        settled = [self.path / name for name in SETTLED if (self.path / name).exists()]
         about = {
-            "format": FORMAT, "stage": checkpoint.stage, "round": checkpoint.round, "logs": checkpoint.logs,
-            "segments": checkpoint.segments, "about": checkpoint.about, "digest": _digest(flat),
+            "format": CHECKPOINT, "run": self.run, "stage": checkpoint.stage, "round": checkpoint.round,
+            "logs": checkpoint.logs, "segments": checkpoint.segments, "about": checkpoint.about,
+            "files": {path.name: path.read_text(encoding="utf-8") for path in settled}, "digest": _digest(flat),
         }  # fmt: skip
         path = self._checkpoint(checkpoint.stage, checkpoint.round)
-        write_arrays(path, flat, {"bespoke": json.dumps(about)})
-        self.prune(checkpoint.stage)
+        write_arrays(path, flat, {"bespoke": json.dumps(sealed(about))})
+        self._named[path] = list(checkpoint.segments)
+        self.prune(checkpoint.stage, keep)
 
-    def prune(self, stage: int) -> None:
-        """Remove all checkpoints but the last two and the stage's first."""
-        for old in sorted((self.path / "checkpoints").glob("*.safetensors"))[:-2]:
-            if old != self._checkpoint(stage, -1):
+    def prune(self, stage: int, keep: int = 2) -> None:
+        """Remove all checkpoints but the last `keep` and the stage's first, and private state that none stands on."""
+        paths = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        kept = {*paths[-keep:], self._checkpoint(stage, -1)}
+        for old in paths:
+            if old not in kept:
                 old.unlink()
+        for path in kept - self._named.keys():
+            try:
+                self._named[path] = self.read(path).segments
+            except UserError:  # it will not be gone on with
+                self._named[path] = []
+        stood_on = {name for path in kept for name in self._named[path]}
+        for segment in (self.path / "private").glob("*.safetensors"):
+            if segment.name not in stood_on:
+                segment.unlink()
+
+    def go_back(self, found: Checkpoint) -> None:
+        """Make the folder what it was at a checkpoint: files settled before it, no checkpoint after it."""
+        for name, text in found.files.items():
+            path = self.path / name
+            if not path.exists() or path.read_bytes() != text.encode():
+                write_text(path, text)
+        newest = self._checkpoint(found.stage, found.round)
+        for path in (self.path / "checkpoints").glob("*.safetensors"):
+            if path > newest:  # damaged, and passed over
+                path.unlink()
+        self.prune(found.stage)
 
     def _checkpoint(self, stage: int, round: int) -> Path:
         return self.path / "checkpoints" / f"{stage:03d}-{round:07d}.safetensors"
 
+    def read(self, path: Path) -> Checkpoint:
+        """A checkpoint of this run."""
+        return read_checkpoint(path, self.run)
+
     def beginning(self, stage: int) -> Checkpoint:
         """What a stage started from."""
-        return read_checkpoint(self._checkpoint(stage, -1))
+        return self.read(self._checkpoint(stage, -1))
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint. A damaged one is passed over for the one before it."""
-        problems = []
+        """The newest checkpoint that is whole, as is all it stands on. A damaged one is passed over for one before."""
+        problems: list[str] = []
         for path in sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True):
             try:
-                return read_checkpoint(path)
-            except OtherVersion:
+                found = self.read(path)
+                self._check_spent(found)
+                for log in LOGS:
+                    if log in found.logs:
+                        self._check_log(log, found.logs[log])
+                self._check_stood_on(found)
+                found.passed_over = tuple(dict.fromkeys(problems))
+                return found
+            except Refused:
                 raise
             except UserError as problem:
                 problems.append(str(problem))
         if problems:
-            raise UserError(
-                f"no checkpoint of {self.path} can be read: {'; '.join(problems)}; to begin again, remove the folder"
-            )
+            said = "; ".join(dict.fromkeys(problems))
+            raise UserError(f"no checkpoint of {self.path} can be gone on with: {said}; {self._begin_again()}")
         return None
+
+    def final(self) -> Checkpoint | None:
+        """The checkpoint with which a finished run ended; here no other will do."""
+        ended = (self._result() or {}).get("written", {}).get("checkpoint")
+        if ended is None:
+            return self.latest()
+        found = self.read(self.path / "checkpoints" / ended)
+        self._check_stood_on(found)
+        return found
+
+    def _check_stood_on(self, found: Checkpoint) -> None:
+        for name in found.segments:
+            read_segment(self.path / "private" / name, verify=found.verified, run=self.run)
+        if found.stage and found.round >= 0:
+            self.beginning(found.stage)
+
+    def _check_spent(self, found: Checkpoint) -> None:
+        """Whoever lost count of what was spent of the privacy budget cannot go on, from no checkpoint."""
+        lines, known = found.logs.get(ATTEMPTS, (0, None))
+        if known is not None and Spent(self.path / ATTEMPTS).mark(lines) != (lines, known):
+            raise Refused(
+                f"{self.path / ATTEMPTS} is missing or damaged (lines 1 to {lines}): what was spent of the privacy "
+                f"budget is not known any more. Put the file back, or count this run as spent and {self._begin_again()}"
+            )
+
+    def _begin_again(self) -> str:
+        return f"to begin again, remove {self.path}"
 
     # -- results -------------------------------------------------------------------------------------------------------
     def write_result(self, result: dict[str, Any]) -> None:
-        write_text(self.path / "result.json", json.dumps({"format": FORMAT, **result}, indent=1))
+        """Write result.json, with digests of all that it says or stands on."""
+        newest = max((path.name for path in (self.path / "checkpoints").glob("*.safetensors")), default=None)
+        files = digests(self.path, results(self.path))
+        written = {"run": self.run, "checkpoint": newest, "files": files}
+        record = sealed({"format": FORMAT, **result, "written": written})
+        write_text(self.path / "result.json", json.dumps(record, indent=1))
+
+    def reseal(self) -> None:
+        """Write the digests of a finished run anew, after its files were changed on purpose."""
+        result = self._result()
+        if result is not None:
+            self.write_result({name: value for name, value in result.items() if name not in ("format", "written")})
 
     def result(self) -> dict[str, Any] | None:
-        """What result.json says; None if the run is unfinished."""
+        """What result.json says, with all files it stands on as they were; None if the run is unfinished."""
+        result = self._result()
+        if result is not None:
+            check_finished(self.path, result)
+            result.pop("written", None)
+        return result
+
+    def _result(self) -> dict[str, Any] | None:
         path = self.path / "result.json"
         if not path.exists():
             return None
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
-        if not isinstance(result, dict) or "format" not in result or "label" not in result:
+        result = read_json(path, "remove it and resume the run")
+        if "format" not in result or "label" not in result:
             raise UserError(f"{path} is damaged (it is not a result); remove it and resume the run")
         if result.get("format") != FORMAT:
             raise UserError(f"{path} was written by another version (format {result.get('format')!r}, known: {FORMAT})")
@@ -192,25 +324,73 @@ class RunFolder:
         settle(temporary, self.path / name)
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint file."""
+def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
+    """Read and verify one checkpoint file; `run`: whose it has to be."""
     flat, metadata = open_arrays(path)
     try:
         about = json.loads(metadata["bespoke"])
-    except (KeyError, ValueError):
-        raise UserError(f"{path} is not a checkpoint of bespoke") from None
-    if about.get("format") != FORMAT:
-        raise OtherVersion(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
-    if _digest(flat) != about["digest"]:
-        raise UserError(f"{path} is damaged: its contents do not match its digest")
-    server = unflatten({name: leaf.clone() for name, leaf in flat.items()})
-    return Checkpoint(about["stage"], about["round"], server, about["logs"], about["segments"], about["about"])
+        version = about["format"]
+    except (KeyError, ValueError, TypeError):
+        raise Damaged(f"{path} is not a checkpoint of bespoke") from None
+    if version not in (1, CHECKPOINT):
+        raise Refused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
+    about = check_seal(about, path, "it cannot be used")
+    try:
+        if _digest(flat) != about["digest"]:
+            raise Damaged(f"{path} is damaged: its contents do not match its digest")
+        marks = {log: (mark, None) if version == 1 else tuple(mark) for log, mark in about["logs"].items()}
+        server = unflatten({name: leaf.clone() for name, leaf in flat.items()})
+        found = Checkpoint(
+            about["stage"], about["round"], server, marks, list(about["segments"]), about["about"],
+            about.get("files", {}), verified=version > 1,
+        )  # fmt: skip
+        named = f"{found.stage:03d}-{found.round:07d}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged ({error!r})") from None
+    if path.stem != named or (version > 1 and run is not None and about["run"] != run):
+        raise Damaged(f"{path} holds the checkpoint {named} of {'this' if about.get('run') == run else 'another'} run")
+    return found
+
+
+class Spent:
+    """The lines of attempts.jsonl: how many there are, and their digest, without reading any of them twice.
+
+    Lines are what counts there, not bytes: the file may hold a line that was cut off by a kill, and it is written anew
+    (as another file, beginning with the same lines) when a stage is adopted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file, self.bytes, self.lines, self.digest = path, 0, 0, 0, new()
+
+    def mark(self, most: float = math.inf) -> Mark:
+        """Up to so many lines."""
+        if not self.path.exists():
+            return 0, None
+        file = self.path.stat().st_ino
+        if file != self.file:
+            self.file, self.bytes, self.lines, self.digest = file, 0, 0, new()
+        with open(self.path, "rb") as opened:
+            opened.seek(self.bytes)
+            added = opened.read()
+        self.bytes += len(added)
+        for line in added.splitlines():
+            if self.lines < most and _is_json(line):
+                self.lines += 1
+                self.digest.update(line + b"\n")
+        return self.lines, self.digest.hexdigest()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _digest(flat: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    made = new()
     for name in sorted(flat):
         leaf = flat[name].detach().contiguous()
-        digest.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
-        digest.update(leaf.reshape(-1).numpy().tobytes())
-    return digest.hexdigest()
+        made.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        made.update(leaf.reshape(-1).numpy().tobytes())
+    return str(made.hexdigest())

@@ -216,10 +216,10 @@ def test_adopting_is_repeated_without_counting_twice(tmp_path: Path, monkeypatch
     what, save = experiment((fedavg(), 3), (TUNED, 0)), RunFolder.save
     run(tmp_path / "a", what, cache=tmp_path / "stages")
 
-    def dies(self: RunFolder, checkpoint: Any) -> None:
+    def dies(self: RunFolder, checkpoint: Any, keep: int = 2) -> None:
         if checkpoint.round > 0:
             raise Killed
-        save(self, checkpoint)
+        save(self, checkpoint, keep)
 
     with monkeypatch.context() as context:
         context.setattr(RunFolder, "save", dies)

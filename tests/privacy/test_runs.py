@@ -408,16 +408,21 @@ def test_a_round_whose_checkpoint_was_lost_is_charged_again(tmp_path: Path) -> N
     assert {z: n for _, z, n in found["rounds"]} == pytest.approx({1.0: 3, 1 / math.sqrt(2): 1})
 
 
-def test_noise_that_was_settled_stays_although_the_library_may_change(tmp_path: Path) -> None:
+def test_noise_that_was_settled_stays_although_the_library_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     what, stops = experiment(privacy={"epsilon": 5.0}), iter([True])
     with pytest.raises(Interrupted):
         run(tmp_path / "run", what, stop=lambda: next(stops))
     path = tmp_path / "run" / "privacy.json"
     settled = json.loads(path.read_text())
-    path.write_text(json.dumps({**settled, "noise": 2 * settled["noise"]}))
-    assert run(tmp_path / "run", what)["privacy"]["noise"] == 2 * settled["noise"]
+    path.write_text(json.dumps({**settled, "noise": settled["noise"] / 2}))  # the checkpoint knows better
+    monkeypatch.setattr("bespoke.privacy.budget.calibrated", lambda *_: 2 * settled["noise"])
+    assert run(tmp_path / "run", what)["privacy"]["noise"] == settled["noise"]
+    assert json.loads(path.read_text()) == settled
     path.write_text("{")
-    (tmp_path / "run" / "result.json").unlink()
+    for lost in (tmp_path / "run" / "result.json", *(tmp_path / "run" / "checkpoints").iterdir()):
+        lost.unlink()
     with pytest.raises(UserError, match="damaged"):
         run(tmp_path / "run", what)
 

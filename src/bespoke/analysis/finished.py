@@ -243,7 +243,7 @@ def reopened(
     """Open a finished run; `raw` is its population as loaded, if somebody has it already."""
     folder, config = open_run(path)
     experiment = build(config, raw, folder=path)
-    found = folder.latest()
+    found = folder.final()
     if found is None:
         raise UserError(f"{path} holds no checkpoint: its personal models cannot be made again")
     method, begun = experiment.stages[-1].method, folder.beginning(found.stage).server

@@ -9,13 +9,14 @@ import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bespoke.data.arrays import open_arrays, write_arrays, write_text
+from bespoke.data.arrays import open_arrays, write_text
 from bespoke.deploy.personal import client_folder, open_run, read_choices
 from bespoke.errors import UserError
 from bespoke.experiments import load_population
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.randomness import text_key
+from bespoke.segments import read_segment, segment_owner, write_segment
 
 SHORTEST = 16  # bytes: anything shorter would be found by chance
 
@@ -58,6 +59,7 @@ def forget_client(run: Path, client: str) -> dict[str, Any]:
             changed.append("choices.json")
         # the mark is a hash: the id itself need not be kept to know that it is forgotten
         write_text(run / "forgotten.json", json.dumps({"keys": [*_forgotten(run), f"{text_key(client):016x}"]}))
+        folder.reseal()
         traces = [trace for trace in traces if len(trace) >= SHORTEST]
         searched, left = _search(run, traces)
     if left:
@@ -102,17 +104,17 @@ def _own_arrays(run: Path, exported: Path) -> list[bytes]:
 
 def _drop_row(path: Path, client: int) -> bytes | None:
     """Take one client's row out of a segment; returns the row's bytes, unless another client's row is the same."""
-    arrays, _ = open_arrays(path)
-    mine = arrays["clients"] == client
+    clients, rows = read_segment(path)
+    owner, mine = segment_owner(path), clients == client
     if not mine.any():
         return None
-    row = arrays["rows"][mine].numpy().tobytes()
-    kept = {name: array[~mine].clone() for name, array in arrays.items()}
-    del arrays
+    row = rows[mine].numpy().tobytes()
+    others, left = clients[~mine].clone(), rows[~mine].clone()
+    del clients, rows
     with open(path, "r+b") as old:  # held open over the replacement, so that the old bytes can be overwritten
-        write_arrays(path, kept)
+        write_segment(path, others, left, owner)
         _zero(old)
-    return b"" if row in kept["rows"].numpy().tobytes() else row
+    return b"" if row in left.numpy().tobytes() else row
 
 
 def _overwrite(path: Path) -> None:

@@ -56,7 +56,7 @@ def client_folder(run: Path, client: str) -> Path:
 
 def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tuple[Tree, str]:
     """The model this client ended up with, made anew from the checkpoint, its private state and its own rows."""
-    found = folder.latest()
+    found = folder.final()
     if found is None:
         raise UserError(f"{folder.path} holds no checkpoint")
     method = experiment.stages[-1].method

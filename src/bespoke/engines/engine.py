@@ -291,22 +291,16 @@ class Engine:
         return worker.finish()
 
     # -- private state on disk -----------------------------------------------------------------------------------------
-    def save_private(self, folder: Path, name: str, only_dirty: bool = True) -> list[str]:
-        """Each host writes its own clients' rows; returns the names of the files written."""
+    def save_private(self, folder: Path, name: str, only_dirty: bool = True, run: str = "") -> list[str]:
+        """Each host writes its own clients' rows; returns the names of all files that private state now lies in."""
         if not self.stateful:
             return []
-        hosts: list[Any] = [self.host] if self.host else list(self.workers)
-        written = []
-        for place, host in enumerate(hosts):
-            path = folder / f"{name}-{place}.safetensors"
-            if isinstance(host, Worker):
-                host.start("save_private", path, only_dirty)
-                rows = host.finish()
-            else:
-                rows = host.save_private(path, only_dirty)
-            if rows:
-                written.append(path.name)
-        return written
+        paths = [folder / f"{name}-{place}.safetensors" for place in range(max(len(self.workers), 1))]
+        if self.host:
+            return self.host.save_private(paths[0], only_dirty, run)
+        for worker, path in zip(self.workers, paths):
+            worker.start("save_private", path, only_dirty, run)
+        return list(dict.fromkeys(segment for segments in self._answers() for segment in segments))
 
     def load_private(self, paths: list[Path]) -> None:
         """Give each host the rows of its own clients, in the order written."""

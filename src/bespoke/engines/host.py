@@ -458,8 +458,8 @@ class Host:
         raise IndexError(candidate)
 
     # -- private state -------------------------------------------------------------------------------------------------
-    def save_private(self, path: Path, only_dirty: bool = True) -> int:
-        return self.private.save(path, only_dirty)
+    def save_private(self, path: Path, only_dirty: bool = True, run: str = "") -> list[str]:
+        return self.private.save(path, only_dirty, run)
 
     def load_private(self, path: Path, only: set[int] | None = None) -> None:
         self.private.load(path, only)

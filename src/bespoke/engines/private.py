@@ -2,6 +2,8 @@
 
 It belongs to the engine; no server function ever sees it. What must survive a kill is written as segments, one per
 checkpoint with the rows changed since the last, so that a checkpoint costs what was touched and is whole or not there.
+A new segment takes over the older ones that are not much larger than it: a checkpoint stands on at most twice the rows
+of the live state, in at most log2(clients) + 1 files. A segment carries its digest, its name and the run it belongs to.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +20,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.errors import UserError
+from bespoke.segments import read_segment, write_segment
 from bespoke.tensors import Tree, flatten, named_map
 
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of private state, and whose rows of this table it holds."""
+
+    name: str
+    clients: Ints
+    shared: bool = False  # it holds rows of other hosts' clients too
 
 
 class PrivateTable:
@@ -37,6 +49,7 @@ class PrivateTable:
         self.width = len(self.initial)
         self.slots: dict[int, int] = {}
         self.dirty: set[int] = set()
+        self.segments: list[Segment] = []  # together, later ones before earlier ones, the table without `dirty`
         self.capacity = 0
         self.rows: NDArray[np.uint8] = np.zeros((0, self.width), dtype=np.uint8)
 
@@ -97,24 +110,35 @@ class PrivateTable:
             begin += width
         return named_map(lambda name, _: flat[name], self.template)
 
-    def save(self, path: Path, only_dirty: bool = True) -> int:
-        """Write changed (or all) rows as a segment, in order of client; returns how many."""
-        clients = sorted(self.dirty if only_dirty else self.slots)
+    def save(self, path: Path, only_dirty: bool = True, run: str = "") -> list[str]:
+        """Write changed (or all) rows as a segment, in order of client; returns the names of all segments that count.
+
+        A segment that has at most twice the rows of the new one is taken over by it; its file is left to the caller,
+        because the checkpoint before this one still stands on it.
+        """
+        kept = list(self.segments) if only_dirty else []
+        clients = np.array(sorted(self.dirty if only_dirty else self.slots), dtype=np.int64)
+        while kept and len(clients) and len(kept[-1].clients) <= 2 * len(clients) and not kept[-1].shared:
+            clients = np.union1d(clients, kept.pop().clients)
+        if len(clients):
+            rows = self.rows[[self.slots[client] for client in clients.tolist()]]
+            write_segment(path, torch.from_numpy(clients), torch.from_numpy(rows), run)
+            kept.append(Segment(path.name, clients))
+        self.segments = kept
         self.dirty.clear()
-        if clients:
-            rows = self.rows[[self.slots[client] for client in clients]]
-            write_arrays(path, {"clients": torch.tensor(clients), "rows": torch.from_numpy(rows)})
-        return len(clients)
+        return [segment.name for segment in kept]
 
     def load(self, path: Path, only: set[int] | None = None) -> None:
         """Take over a segment's rows (of the clients in `only`)."""
-        arrays, _ = open_arrays(path)
-        if set(arrays) != {"clients", "rows"} or arrays["rows"].shape[1:] != (self.width,):
+        found, stored = read_segment(path)
+        if stored.shape[1:] != (self.width,):
             raise UserError(f"{path} does not hold this method's private state (width {self.width} bytes expected)")
-        clients = arrays["clients"].tolist()
+        clients = found.tolist()
         keep = [place for place, client in enumerate(clients) if only is None or client in only]
         if keep:
-            self._store([clients[place] for place in keep], arrays["rows"].numpy()[keep])
+            mine = [clients[place] for place in keep]
+            self._store(mine, stored.numpy()[keep])
+            self.segments.append(Segment(path.name, np.array(mine, dtype=np.int64), len(keep) < len(clients)))
         self.dirty.clear()
 
 

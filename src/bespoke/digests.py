@@ -1,0 +1,114 @@
+"""Digests: how damage to a file is noticed after it was written.
+
+Files that are written whole carry a digest of their own (checkpoints, segments of private state, JSON). Files that
+others depend on are digested there: a checkpoint holds the digests of the logs up to its round, result.json those of
+the finished run, `whole` those of a shared stage. What was written before there were digests is read as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+
+SEAL = "seal"  # the key under which JSON carries its digest
+NO_RESULT = ("result.json", "timing.jsonl", "report.html", "summary.json")  # in a run folder: may change after its end
+AGAIN = "remove it and resume"
+
+
+class Damaged(UserError):
+    """A file does not hold what was written to it."""
+
+
+def new() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def digest(*parts: bytes) -> str:
+    made = new()
+    for part in parts:
+        made.update(part)
+    return str(made.hexdigest())
+
+
+def file_digest(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, new).hexdigest()
+    except FileNotFoundError:
+        return "missing"
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with a digest of all of it."""
+    return {**record, SEAL: _of_record(record)}
+
+
+def check_seal(record: Any, where: object, advice: str = AGAIN) -> dict[str, Any]:
+    """The record without its digest, if that is right; a record that has none is of an earlier version."""
+    if not isinstance(record, dict):
+        raise Damaged(f"{where} is damaged (not a JSON object); {advice}")
+    rest = {name: value for name, value in record.items() if name != SEAL}
+    if SEAL in record and record[SEAL] != _of_record(rest):
+        raise Damaged(f"{where} is damaged: its contents do not match its digest; {advice}")
+    return rest
+
+
+def _of_record(record: dict[str, Any]) -> str:
+    plain = json.loads(json.dumps(record))  # as it comes back from a file: keys are texts, tuples are lists
+    return digest(json.dumps(plain, sort_keys=True).encode())
+
+
+def read_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
+    """A JSON object whose digest is right, or that has none."""
+    try:
+        return check_seal(json.loads(path.read_text(encoding="utf-8")), path, advice)
+    except ValueError as error:
+        raise Damaged(f"{path} is damaged ({error}); {advice}") from None
+
+
+def digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): file_digest(path) for path in sorted(files)}
+
+
+def results(folder: Path) -> list[Path]:
+    """The files directly in a run folder on which its result stands, or that are part of it."""
+    found = (path for path in folder.iterdir() if path.is_file())
+    return [path for path in found if path.name not in NO_RESULT and not path.name.startswith(".")]
+
+
+def check_files(folder: Path, expected: dict[str, str], advice: str) -> None:
+    """Compare files with their digests; the first that differs is named."""
+    for name, known in expected.items():
+        found = file_digest(folder / name)
+        if found != known:
+            what = "is missing" if found == "missing" else "is damaged: its contents do not match its digest"
+            raise Damaged(f"{folder / name} {what}; {advice}")
+
+
+def check_finished(folder: Path, result: dict[str, Any]) -> None:
+    """Compare the files of a finished run with what result.json says of them."""
+    written = result.get("written") or {}
+    if written and written.get("run") != file_digest(folder / "config.toml"):
+        raise Damaged(
+            f"{folder / 'result.json'} is not the result of {folder / 'config.toml'}: one of the two was changed or "
+            "belongs to another run; put the right one back, or run the experiment again in another folder"
+        )
+    advice = f"remove {folder / 'result.json'} and resume, to make it again from the last checkpoint"
+    check_files(folder, written.get("files") or {}, advice)
+
+
+def broken_line(text: bytes) -> str:
+    """Where the lines of a log are damaged, as far as that can be seen: the first that is not a JSON object."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line and not isinstance(json.loads(line), dict):
+                return f"line {number}"
+        except ValueError:
+            return f"line {number}"
+    return f"lines 1 to {len(lines)}"

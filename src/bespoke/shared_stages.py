@@ -1,0 +1,60 @@
+"""Trained stages that several runs share: `stages/KEY/` of a comparison or a tuning, whole or not there.
+
+A stage is put there by one rename, with the digests of its files in `whole`. One that was damaged since is taken away
+and trained again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from bespoke.data.arrays import write_text
+from bespoke.digests import Damaged, check_files, digests, read_json, sealed
+from bespoke.errors import UserError
+from bespoke.runfolder import Checkpoint, RunFolder
+
+
+def look_up(path: Path) -> tuple[RunFolder, Checkpoint]:
+    """A stage that another run put there, if it is as it was then; else it is taken away."""
+    try:
+        if (path / "whole").stat().st_size:  # empty: of a version that kept no digests
+            whole = read_json(path / "whole")
+            if whole.get("stage") != path.name or not isinstance(whole.get("files"), dict):
+                raise Damaged(f"{path / 'whole'} is damaged, or that of another stage")
+            check_files(path, whole["files"], "the stage cannot be used")
+        ended = max((path / "checkpoints").glob("*.safetensors"), default=path / "checkpoints" / "of its end")
+        shared = RunFolder(path, path.name)
+        return shared, shared.read(ended)
+    except UserError:
+        _take_away(path)
+        raise
+
+
+def put(path: Path, fill: Callable[[RunFolder], None]) -> None:
+    """Let `fill` write a stage, and put it in its place at once, for another process may be doing the same."""
+    making = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(making, ignore_errors=True)
+    (making / "checkpoints").mkdir(parents=True)
+    fill(RunFolder(making, path.name))
+    files = digests(making, [file for file in making.rglob("*") if file.is_file()])
+    write_text(making / "whole", json.dumps(sealed({"stage": path.name, "files": files})))
+    if path.exists() and not (path / "whole").exists():
+        _take_away(path)
+    try:
+        os.replace(making, path)
+    except OSError:
+        shutil.rmtree(making, ignore_errors=True)
+        if not (path / "whole").exists():  # else somebody was faster
+            raise
+
+
+def _take_away(stage: Path) -> None:
+    aside = stage.with_name(f".{stage.name}.damaged.{os.getpid()}")
+    with contextlib.suppress(OSError):  # another process may be doing the same
+        os.replace(stage, aside)
+    shutil.rmtree(aside, ignore_errors=True)
