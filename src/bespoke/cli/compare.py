@@ -42,6 +42,13 @@ def compare(
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="regression or classification (default: inferred).")
     ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What is public of the table: kinds, categories, classes, ranges (bespoke data TABLE --write-schema).",
+        ),
+    ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="NAME", help="Built-in data instead of a table; see `bespoke data`.")
     ] = None,
@@ -128,7 +135,7 @@ def compare(
     if table is not None and table.suffix == ".toml":
         _compare_file(table, out, resume, as_json, jobs, name_clients)
         return
-    described = _described(table, data, client, target, group, features, time, task)
+    described = described_data(table, data, client, target, group, features, time, task, schema)
     base: dict[str, Any] = {
         "data": described,
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
@@ -200,12 +207,13 @@ def _terms(text: str) -> dict[str, Any]:
     return terms
 
 
-def _described(
+def described_data(
     table: Path | None, data: str | None, client: str | None, target: str | None, group: str | None,
-    features: str | None, time: str | None, task: str | None,
+    features: str | None, time: str | None, task: str | None, schema: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The [data] of the options: a table and its columns, or a source."""
-    columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task}
+    columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task,
+               "schema": None if schema is None else str(schema)}  # fmt: skip
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
         from bespoke.data.sources import SOURCES

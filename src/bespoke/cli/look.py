@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -125,13 +125,43 @@ def methods(
 
 @app.command()
 def data(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one source in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Show one source in full; or a table, with --write-schema.")
+    ] = None,
+    write_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what a public table says of its columns (.json or .toml)."),
+    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: who.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: what to predict.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: what groups the clients.")] = None,
+    features: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Of the table: a,b,c.")] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: when.")] = None,
+    task: Annotated[str | None, typer.Option(metavar="TASK", help="regression or classification.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sources, or show one: clients, examples, licence, how to obtain it.
 
     `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
+
+    `bespoke data public.csv --client school --target score --write-schema schema.json` writes what a table that is
+    public says of its columns, for `bespoke compare private.csv --schema schema.json` under privacy.
     """
+    if write_schema is not None:
+        from bespoke.cli.compare import described_data
+
+        if name is None:
+            raise UserError(f"--write-schema {write_schema}: of which table? bespoke data TABLE.csv --write-schema ...")
+        described = described_data(Path(name), None, client, target, group, features, time, task)
+        _write_schema(described, write_schema)
+        if as_json:
+            print_json({"schema": str(write_schema)})
+        else:
+            print(f"Schema: {write_schema}. It holds what the table says of its columns: read it before it is public.")
+        return
+    if given := [option for option, value in {"--client": client, "--target": target, "--group": group,
+                 "--features": features, "--time": time, "--task": task}.items() if value is not None]:  # fmt: skip
+        raise UserError(f"{given[0]} describes a table, for --write-schema FILE")
     from bespoke.catalogue import describe_sources, print_source, print_sources
 
     found = describe_sources(name)
@@ -141,3 +171,15 @@ def data(
         print_sources(found)
     else:
         print_source(found[0])
+
+
+def _write_schema(described: dict[str, Any], path: Path) -> None:
+    """Write the schema of a table that the user calls public, by all of its rows."""
+    from bespoke.data.features import declare
+    from bespoke.data.table import open_table
+
+    if path.suffix not in (".json", ".toml"):
+        raise UserError(f"--write-schema {path}: a file that ends in .json or .toml")
+    options = {key: value for key, value in described.items() if key not in ("table", "client", "target")}
+    raw = open_table(described["table"], described["client"], described["target"], **options)
+    declare(raw).write(path)

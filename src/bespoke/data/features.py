@@ -136,6 +136,35 @@ def _learned(entry: dict[str, Any], cells: Floats, owner: Ints, clients: int, no
     return replace(made, categories=tuple(shown.tolist()), other=len(levels) > LEVELS)
 
 
+def declare(raw: Population) -> Schema:
+    """The schema of a public table by all of its rows, with the ranges, means and deviations of its numbers."""
+    found, cells = learned(raw, np.arange(raw.rows), []), raw.columns["cells"].numpy()
+    places = {entry["name"]: place for place, entry in enumerate(raw.about["columns"])}
+    columns = []
+    for column in found.columns:
+        place = places[column.name]
+        if column.kind == "category":
+            levels = raw.about["columns"][place]["levels"]
+            every = tuple(sorted(levels)) if len(levels) == 2 else column.categories
+            column = replace(column, categories=every, other=True)
+        columns.append(replace(column, range=_span(cells[:, place]) if column.kind == "number" else None))
+    span = _span(raw.columns["y"].numpy()) if found.target.classes is None else None
+    schema = Schema(tuple(columns), replace(found.target, range=span))
+    population = encode(raw, schema)
+    x, about = population.columns["x"].numpy(), population.about
+    numbers = {about["features"][place]: x[:, place] for place in np.flatnonzero(about["numeric"]).tolist()}
+    if span is not None:
+        numbers[schema.target.name] = raw.columns["y"].numpy()
+    pairs = {n: (float(np.nanmean(v, dtype=float)), float(np.nanstd(v, dtype=float))) for n, v in numbers.items()}
+    return replace(schema, statistics={name: pair for name, pair in pairs.items() if pair[1] > 0})
+
+
+def _span(values: Any) -> tuple[float, float] | None:
+    """The smallest and the largest value; None if they are the same."""
+    low, high = (float(end) for end in (np.nanmin(values), np.nanmax(values)))
+    return (low, high) if low < high else None
+
+
 # What a schema makes of them
 
 

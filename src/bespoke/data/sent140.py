@@ -65,6 +65,7 @@ def load(least: int = 31, share: float = 0.3, length: int = 25, vectors: str = "
         input="tokens",
         vocabulary=len(known) + 1,
         words=known,
+        learned="which words are known is learned from what clients say, without noise",
         vectors=keep("sent140", table),
         dimension=table.shape[1],
         classes=["negative", "positive"],

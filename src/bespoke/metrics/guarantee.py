@@ -58,6 +58,11 @@ def sentences(statement: dict[str, Any]) -> list[str]:
         said += [f"Infinite, for {reason}." for reason in released["why"]]
     else:
         said.append(f"{bounds(released)}, all at delta {statement['delta']:.2g}.")
+    if "statistics" in statement:
+        said.append(
+            f"Of this, epsilon {epsilon_text(statement['statistics']['epsilon'])} is for what was learned of the data "
+            "before training (categories, means and deviations)."
+        )
     if not statement["secret"]:
         said.append(
             "NOT private: the noise was reproducible (privacy.reproducible), and whoever knows the seed knows it."

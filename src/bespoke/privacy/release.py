@@ -215,8 +215,11 @@ class Learner:
 
     def _noised(self, pairs: tuple[Ints, Ints], weight: Floats, count: int, purpose: str) -> Floats:
         who, item = pairs
-        sums = np.bincount(item, weight[who], minlength=count)
-        return sums + self.noise * self.draw((count,), purpose)
+        return self._added(np.bincount(item, weight[who], minlength=count).astype(np.float64), purpose)
+
+    def _added(self, sums: Floats, purpose: str) -> Floats:
+        """The only place where anything of clients is let out."""
+        return sums + self.noise * self.draw(sums.shape, purpose)
 
     def _released(
         self, pairs: tuple[Ints, Ints], weight: Floats, levels: list[str], limit: float, purpose: str
@@ -234,7 +237,7 @@ class Learner:
         found = magnitudes >= EXPONENTS[0]
         bound = np.where(found, np.exp2(magnitudes.astype(np.float64)), 1.0)
         part = math.sqrt(max(width, 1))  # entries of at most one: the whole vector, divided by it, has norm one
-        means = self._means(np.clip(values / bound, -1, 1)).sum(0) / part + self.noise * self.draw((width,), "means")
+        means = self._added(self._means(np.clip(values / bound, -1, 1)).sum(0) / part, "means")
         mean = np.clip(means * part / max(self.clients, 1), -1, 1) * bound
         distance = np.sqrt(self._means((values - mean) ** 2, absent=np.nan))
         who, item = _binned(np.nan_to_num(distance, nan=-1.0))
