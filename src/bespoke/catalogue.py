@@ -74,6 +74,22 @@ def hidden(method: dict[str, Any]) -> str:
     return f"noise on {where}, on the client, or both"
 
 
+def hardened(method: dict[str, Any]) -> str:
+    """What [robust] can do about bad clients, and what the server has to see for it."""
+    if not method["changes"]:
+        sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
+        return f"refused: it {sends}" if sends else "nothing to do: it sends nothing itself"
+    fields = ", ".join(method["changes"])
+    if any(method["reveals"][name] == "EACH" for name in method["changes"]):
+        return f"multi-krum; norm-bound: every client's {fields} is seen anyway"
+    others = any(kind != "COUNT" and name not in method["changes"] for name, kind in method["reveals"].items())
+    besides = ", and norms of what is no change; all changes count alike" if others else ""
+    return (
+        f"median, trimmed-mean, krum, multi-krum: every client's {fields} is seen; norm-bound: sums and every client's "
+        f"norms; geometric-median: sums{besides}"
+    )
+
+
 def print_method(method: dict[str, Any]) -> None:
     console = Terminal()
     console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
@@ -83,6 +99,7 @@ def print_method(method: dict[str, Any]) -> None:
         "leaves a client": "; ".join(f"{name}: {text}" for name, text in method["travels"].items()) or "nothing",
         "the server learns": learned(method),
         "under \\[privacy]": hidden(method),
+        "under \\[robust]": hardened(method),
         "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
         or "the data; no other state",
         "personal model": method["personal"],

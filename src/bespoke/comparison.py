@@ -27,11 +27,13 @@ from bespoke.experiments import Bench, check_stages_fit, load_population, resolv
 from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
+from bespoke.metrics.harm import UNATTACKED
 from bespoke.metrics.text import listing
 from bespoke.presets import Preset
 from bespoke.privacy.runs import together, whole_folder
 from bespoke.references import REFERENCES, references_for
 from bespoke.results import read_selection
+from bespoke.robust.settings import RobustConfig, shown
 from bespoke.runfolder import FORMAT
 from bespoke.space import Space, grid, merged, probes, read_space
 from bespoke.stages import Experiment
@@ -141,6 +143,7 @@ class Comparison:
                 Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))
                 for name, seed in itertools.product(self.methods, self.seeds)
             ]
+            runs += self._unattacked(chosen)
             experiment = jobs.bench.build(runs[-1].config)
             runs += self._references(experiment)
             jobs.all(runs)
@@ -192,13 +195,28 @@ class Comparison:
         self.progress.note(self.settled.model_note)
         self._check()
 
+    def _unattacked(self, chosen: dict[str, dict[str, Any]]) -> list[Job]:
+        """Under [attack] the same runs without it: what it cost is the difference, for the same honest clients."""
+        attack = self.base.get("attack") or {}
+        if attack.get("kind", "none") == "none":
+            return []
+        found = []
+        for name, seed in itertools.product(self.methods, self.seeds):
+            raw = {**self.base, "attack": {**attack, "kind": "none"}, "label": name, "seed": seed}
+            raw["attack"].pop("factor", None)
+            config = checked({**raw, "stage": self._stages(name, chosen)}, f"compare: {name}")
+            found.append(Job(self.folder / UNATTACKED / f"{name}-seed{seed}", config))
+        return found
+
     def _references(self, experiment: Experiment) -> list[Job]:
         """Runs of what is not federated, to hold the methods against."""
         self.referred = references_for(experiment)
         found = []
         for name, seed in itertools.product(self.referred, self.seeds):
             raw = {**self.base, "label": name, "seed": seed, "stage": [{"method": "fedavg", "rounds": 0}]}
-            raw.pop("privacy", None)  # it is not federated
+            raw = {k: v for k, v in raw.items() if k not in ("privacy", "robust")}  # it is not federated
+            if raw.get("attack"):
+                raw["attack"] = {"clients": raw["attack"].get("clients", 0.2), "kind": "none"}
             path = self.folder / "runs" / f"{name}-seed{seed}"
             found.append(Job(path, checked(raw, name), begins_with=name, privacy=experiment.privacy))
         return found
@@ -315,6 +333,10 @@ class Comparison:
             paths = [job.path for trial in tried for job in trial.jobs]
             entry["tuning_cost"] = together([self.folder / "runs" / f"{name}-seed{self.seeds[0]}", *paths])
 
+    def _described(self, name: str, chosen: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        config = self._config(name, self.seeds[0], chosen)
+        return describe(_bare(config.stage[-1], f"compare: {name}"), config.robust if config.privacy is None else None)
+
     def _about(
         self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any], engine: str
     ) -> dict[str, Any]:
@@ -333,7 +355,7 @@ class Comparison:
             "settled": self.settled.to_json() if self.automatic else {},
             "methods": [
                 {
-                    **describe(_bare(self._config(name, self.seeds[0], chosen).stage[-1], f"compare: {name}")),
+                    **self._described(name, chosen),
                     "label": name,
                     "title": self._entry(name).title,
                     "stages": self._stages(name, chosen),
@@ -372,6 +394,7 @@ class Comparison:
             "engine": {"text": engine},
             "cohort": experiment.cohort,
             "privacy": self.base.get("privacy") or {},
+            **{name: self.base[name] for name in ("robust", "attack") if self.base.get(name)},
             "command": self.command,
             "versions": {
                 "python": platform.python_version(),
@@ -446,16 +469,18 @@ def cautions(planned: Iterable[Experiment]) -> list[str]:
     ]
 
 
-def describe(method: Method) -> dict[str, Any]:
-    """What a method does, what travels, what stays private: read off its declarations."""
+def describe(method: Method, robust: RobustConfig | None = None) -> dict[str, Any]:
+    """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
+    uplink = shown(method, robust)
     return {
         "name": method.name,
         "title": title(type(method)),
         "summary": (method.__doc__ or "").strip().splitlines()[0],
         "paper": method.paper,
         "down": method.downlink,
-        "travels": {name: reveal.value for name, reveal in method.uplink.items()},
-        "reveals": {name: reveal.name for name, reveal in method.uplink.items()},
+        "travels": {name: reveal.value for name, reveal in uplink.items()},
+        "reveals": {name: reveal.name for name, reveal in uplink.items()},
+        "changes": list(method.changes),
         "by_group": type(method).groups is not Method.groups,
         "private": method.private,
         "personal": method.personal,

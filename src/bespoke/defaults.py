@@ -1,7 +1,8 @@
 """What a comparison does where nobody says: metric, model, methods and how they are fitted, settled by the data.
 
 Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
-FedAvg with steps that cannot overshoot. Under privacy nothing is solved from sums: clipping is made for updates.
+FedAvg with steps that cannot overshoot. Under privacy nothing is solved from sums: clipping is made for updates, and so
+are robust rules.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
     if small and about["task"] in ("regression", "classification"):
         linear = {"model": {"name": "linear"}}
         base |= linear
-        if population.rows >= ENOUGH_ROWS and not base.get("privacy") and not methods:
+        if population.rows >= ENOUGH_ROWS and not _by_changes(base) and not methods:
             mlp = {"model": {"name": "mlp", "hidden": [HIDDEN]}}
             rates = tuple({"lr": rate} for rate in RATES)
             rivals = {"linear": Rival(linear, "shared", ({},)), "mlp": Rival(mlp, "fedavg", rates)}
@@ -114,6 +115,11 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
     return found
 
 
+def _by_changes(base: dict[str, Any]) -> bool:
+    """Whether models are trained by changes: noise is made for them, and so are robust rules."""
+    return bool(base.get("privacy") or base.get("robust"))
+
+
 def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]) -> Settled:
     """The methods, and how each is fitted with this model."""
     options = dict(base.get("model") or {"name": "auto"})
@@ -121,7 +127,7 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
     head = task.linear()
     solvable = head is not None and about.get("input", "table") == "table"
     linear = solvable and task.network.is_linear
-    private = bool(base.get("privacy"))
+    private = _by_changes(base)
     exact = linear and not private and not getattr(task, "hinge", False)
     methods = asked
     if not methods:

@@ -106,6 +106,22 @@ def compare(
             "local_noise=2, ...; see docs/privacy.md.",
         ),
     ] = None,
+    robust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="How clients' changes become one where some may be bad: rule=geometric-median, rule=median, "
+            "rule=multi-krum,f=2, rule=trimmed-mean,trim=0.2, rule=norm-bound; see docs/robust.md.",
+        ),
+    ] = None,
+    attack: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TERMS",
+            help="Clients that do harm, to measure what it costs the others: kind=label-flip,clients=0.2, kind=scale, "
+            "noise, sign-flip, nan, little-is-enough.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
@@ -145,8 +161,9 @@ def compare(
     }
     if metric:
         base["metric"] = metric
-    if privacy is not None:
-        base["privacy"] = _terms(privacy)
+    for name, text in (("privacy", privacy), ("robust", robust), ("attack", attack)):
+        if text is not None:
+            base[name] = _terms(name, text)
     rule, many = _rule(accept), _rounds(rounds)
     if methods is not None and not listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
@@ -191,15 +208,18 @@ def _rule(text: str | None) -> dict[str, Any]:
     return rule
 
 
-def _terms(text: str) -> dict[str, Any]:
-    """A [privacy] table as the option gives it: epsilon=8,clip=1,adaptive=true."""
+EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "attack": "kind=scale or clients=0.2"}
+
+
+def _terms(option: str, text: str) -> dict[str, Any]:
+    """A table as an option gives it: epsilon=8,clip=1,adaptive=true."""
     import tomllib
 
     terms: dict[str, Any] = {}
     for part in listed(text):
         name, equals, value = part.partition("=")
         if not equals:
-            raise UserError(f"--privacy {text}: {part!r} is not of the form epsilon=8 or noise=1.1")
+            raise UserError(f"--{option} {text}: {part!r} is not of the form {EXAMPLES[option]}")
         try:
             terms[name.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:

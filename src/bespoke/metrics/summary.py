@@ -25,9 +25,10 @@ from bespoke.metrics.clients import Cells, OverSeeds
 from bespoke.metrics.cost import Cost, cost_of
 from bespoke.metrics.folders import Run, Study, load_clients, read_study
 from bespoke.metrics.guarantee import all_together, guarantees
+from bespoke.metrics.harm import cost_of_attack
 from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed, unnamed
 from bespoke.metrics.significance import Interval
-from bespoke.metrics.text import jsonable
+from bespoke.metrics.text import jsonable, metric_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -188,6 +189,8 @@ def summarize_study(study: Study, table: pd.DataFrame, name_clients: bool = Fals
     summary.accepted.extend(acceptances(study.runs, sound, metric, lower, baseline, study.compare.get("accept") or {}))
     summary.notes.extend(_notes(study, summary, table))
     summary.answer.extend([*words.answer(summary), *private(study, summary)])
+    titles = {method.label: method.title for method in summary.methods}
+    summary.answer.extend(cost_of_attack(study, metric_name(summary.metric), titles))
     summary.concerns.extend(concerns(study, summary, table))
     return summary
 

@@ -27,6 +27,7 @@ from bespoke.metrics import clients as over
 from bespoke.metrics.answer import change_of, signed_change
 from bespoke.metrics.folders import Study
 from bespoke.metrics.guarantee import ASIDE, all_together, guarantees
+from bespoke.metrics.harm import harm
 from bespoke.metrics.significance import draws_for
 from bespoke.metrics.summary import BEFORE, MethodSummary, Summary, read, summarize_study, with_before
 from bespoke.metrics.text import (
@@ -129,6 +130,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         excluded={method.title: method.excluded for method in summary.methods if method.excluded},
         dropped=_dropped(study),
         guarantees=guarantees(study),
+        harm=harm(study),
         folder_cost=all_together(study.compare.get("spent") or {}),
         reference="the model before" if summary.baseline == BEFORE else summary.method(summary.baseline).title,
         payload=script_json({"columns": drawn.columns, "figures": figures, "focus": focus.label,
