@@ -156,7 +156,7 @@ def declare(raw: Population) -> Schema:
     if span is not None:
         numbers[schema.target.name] = raw.columns["y"].numpy()
     pairs = {n: (float(np.nanmean(v, dtype=float)), float(np.nanstd(v, dtype=float))) for n, v in numbers.items()}
-    return replace(schema, statistics={name: pair for name, pair in pairs.items() if pair[1] > 0})
+    return replace(schema, statistics={name: (mean, spread or 1.0) for name, (mean, spread) in pairs.items()})
 
 
 def _span(values: Any) -> tuple[float, float] | None:
