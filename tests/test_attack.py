@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # benchmarks is no part of the installed package
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks is no part of the installed package
 from benchmarks.attack import damage, fuzz, kills, page  # noqa: E402
 from benchmarks.attack.campaign import Campaign, Verdict  # noqa: E402
 from benchmarks.attack.child import Ended, bespoke  # noqa: E402
+from benchmarks.attack.worlds import experiment  # noqa: E402
 
 
 def test_a_slice_of_the_campaign_ends_without_a_failure(tmp_path: Path) -> None:
@@ -110,3 +112,16 @@ def test_tries_are_repeated_by_their_id_and_failures_are_kept(tmp_path: Path) ->
     assert document.read_text().startswith("# Page\n")
     assert document.read_text().endswith(f"{page.END}\nrest\n")
     assert os.listdir(tmp_path / "work") == []
+
+
+@pytest.mark.parametrize("method", ["mocha", "pfedkm", "self-fl-clustered"])  # the server sends each client its own
+@pytest.mark.parametrize("engine", ["looped", "vectorized"])
+def test_nobody_to_choose_on(tmp_path: Path, method: str, engine: str) -> None:
+    """A cross-device split may hold out no validation client; found by fuzzing."""
+    import bespoke as library
+
+    held_out = {"protocol": "cross-device", "held_out": [0.0, 0.4]}
+    asked = experiment(method, split=held_out, engine={"workers": 0, "kind": engine})
+    (tmp_path / "exp.toml").write_text(tomli_w.dumps(asked))
+    result = library.run(tmp_path / "exp.toml", tmp_path / "run")
+    assert result["clients"] == 4  # 0.4 of nine

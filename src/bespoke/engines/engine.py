@@ -328,8 +328,8 @@ def broadcast_bytes(method: Method, server: Tree) -> int:
 
 
 def unicast(method: Method, server: Tree, clients: Ints) -> Tree | None:
-    """What each of these clients is sent for itself, stacked; None if the method sends nothing so."""
-    if type(method).unicast is Method.unicast:
+    """What each of these clients is sent for itself, stacked; None if the method sends nothing so, or to nobody."""
+    if type(method).unicast is Method.unicast or not len(clients):
         return None
     return stack([method.unicast(server, int(client)) for client in clients])
 
