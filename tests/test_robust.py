@@ -303,3 +303,19 @@ def test_a_comparison_says_what_the_attack_cost(tmp_path: Path) -> None:
     assert f"{runs[0]['attack']['clients'][0]} (3 times, an attacker)" in page
     compare = json.loads((tmp_path / "found" / "compare.json").read_text())
     assert compare["methods"][0]["reveals"]["delta"] == "EACH"
+
+
+def test_the_benchmark_makes_its_table_from_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers are those of result.json; what is infinite is said to have diverged."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import robust as benchmark
+
+    for kind, rule, seed in itertools.product(benchmark.ATTACKS, benchmark.RULES, benchmark.SEEDS):
+        folder = tmp_path / f"{kind}-{rule}-seed{seed}"
+        folder.mkdir()
+        value = None if (kind, rule, seed) == ("scale", "mean", 2) else 0.5 + seed / 10
+        (folder / "result.json").write_text(json.dumps({"query": value}))
+        checked(benchmark.experiment(rule, kind, seed), "benchmark")
+    lines = benchmark.table(tmp_path).splitlines()
+    assert lines[2] == "| none | " + " | ".join(["0.600"] * 7) + " |"
+    assert next(line for line in lines if line.startswith("| scale")).split(" | ")[1:3] == ["diverged", "0.600"]
