@@ -15,12 +15,13 @@ from bespoke.api import run as run_experiment
 from bespoke.config import ExperimentConfig, read_config
 from bespoke.data.arrays import open_arrays
 from bespoke.data.population import Population
-from bespoke.deploy.forget import forget_client, is_forgotten
+from bespoke.deploy.forget import forget_client
 from bespoke.deploy.personal import client_folder, export_personal, load_personal, personal_model
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population, prepare
+from bespoke.forgotten import is_forgotten
 from bespoke.methods import METHODS
-from bespoke.runfolder import RunFolder
+from bespoke.runfolder import RunFolder, read_checkpoint
 from bespoke.stages import Experiment
 from small_methods import SmallDitto
 
@@ -339,12 +340,22 @@ def test_forget_after_exporting_everyone(tmp_path: Path, stages: Any, rest: Any)
     assert "north" not in text  # the mark is a hash
 
 
-def test_forget_says_that_a_server_which_knows_its_clients_still_does(tmp_path: Path) -> None:
-    """Mocha's server holds every client's weights: that is no private state, and it is not passed over in silence."""
-    receipt = forget_client(begin(tmp_path / "knows", [{"method": "mocha", "rounds": 2}]), "north")
-    assert any("the server itself keeps of this client under mocha" in line for line in receipt["remains"])
-    receipt = forget_client(begin(tmp_path / "not", [{"method": "ditto", "rounds": 2}]), "north")
-    assert not any("the server itself" in line for line in receipt["remains"])
+def test_a_server_which_knows_its_clients_forgets_too(tmp_path: Path) -> None:
+    """Mocha's server holds every client's weights, and how clients are related: the row is as of one never seen."""
+    run = begin(tmp_path, [{"method": "mocha", "rounds": 2}])
+    [last] = sorted((run / "checkpoints").glob("*-0000002.safetensors"))
+    before, place = read_checkpoint(last).server, opened(run)[1].index("north")
+    row = before["weights"]["weight"][place].numpy().tobytes()
+    assert everywhere(run, row)
+    receipt = forget_client(run, "north")
+    assert everywhere(run, row) == []
+    assert f"checkpoints/{last.name}" in receipt["deleted"]
+    after = read_checkpoint(last).server
+    others = [i for i in range(len(CLIENTS)) if i != place]
+    assert torch.equal(after["weights"]["weight"][others], before["weights"]["weight"][others])
+    assert not after["trained"][place]
+    assert not after["relation"][place, others].any()
+    assert export_personal(run, "south")["client"] == "south"
 
 
 def test_forget_removes_a_memory(tmp_path: Path) -> None:
@@ -361,9 +372,8 @@ def test_forget_removes_a_memory(tmp_path: Path) -> None:
 def test_forget_a_client_without_private_state(tmp_path: Path) -> None:
     run = begin(tmp_path, TUNED)
     receipt = forget_client(run, "east")
-    assert receipt["deleted"] == []
+    assert set(receipt["deleted"]) == {"clients.parquet", "rows.parquet", "result.json"}
     assert receipt["digest_of_deleted"] is None
-    assert "nothing" in receipt["summary"][0]
     with pytest.raises(UserError, match="no client 'west'"):
         forget_client(run, "west")
 
@@ -380,10 +390,11 @@ def test_half_written_private_state_is_swept_before_forgetting(tmp_path: Path, n
     assert everywhere(run, row) == []
 
 
-@pytest.mark.parametrize("act", [export_personal, forget_client])
-def test_what_is_not_a_finished_run_is_said_so(tmp_path: Path, act: Any) -> None:
-    with pytest.raises(UserError, match="not a run folder"):
-        act(tmp_path, "north")
+def test_what_is_not_a_finished_run_is_said_so(tmp_path: Path) -> None:
+    act = export_personal
+    for refuses in (export_personal, forget_client):
+        with pytest.raises(UserError, match="not a run folder"):
+            refuses(tmp_path, "north")
     run = begin(tmp_path, TUNED)
     (tmp_path / "comparison" / "runs").mkdir(parents=True)
     run.rename(tmp_path / "comparison" / "runs" / "finetune-seed0")

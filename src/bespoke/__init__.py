@@ -20,6 +20,7 @@ _PUBLIC = {
     "UserError": "bespoke.errors",
     "build": "bespoke.experiments",
     "compare": "bespoke.api",
+    "forget": "bespoke.api",
     "load_personal": "bespoke.deploy.personal",
     "load_source": "bespoke.data.sources",
     "read_config": "bespoke.config",

@@ -11,8 +11,10 @@ from pydantic import Field
 from bespoke.calls import checked_call
 from bespoke.comparison import Comparison
 from bespoke.config import check_tune, checked, read_config, read_experiment
+from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
-from bespoke.experiments import build, to_toml
+from bespoke.experiments import build, load_population, to_toml
+from bespoke.forgotten import without_forgotten
 from bespoke.metrics.summary import Summary, summarize
 from bespoke.reports.html import write_report
 from bespoke.rounds import Run
@@ -72,7 +74,8 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, A
     config = checked(experiment, "experiment") if isinstance(experiment, dict) else read_config(Path(experiment))
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked():
-        return Run(build(config, folder=folder.path), folder).run()
+        population = without_forgotten(load_population(config), folder.path)
+        return Run(build(config, population, folder=folder.path), folder).run()
 
 
 @checked_call
@@ -87,3 +90,8 @@ def tune(
     raw = dict(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     config = check_tune({**raw.get("tune", {}), **asked}, "tune")
     return Tuning.of(raw, config, Path(out), "tune", jobs=jobs).run()
+
+
+def forget(folder: str | Path, client: str) -> dict[str, Any]:
+    """Take a client out of a run, comparison or tuning folder; returns a receipt of what was changed and searched."""
+    return forget_client(Path(folder), client)

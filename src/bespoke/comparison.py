@@ -24,6 +24,7 @@ from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.entries import Entry, title
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import Bench, check_stages_fit, load_population, resolved
+from bespoke.forgotten import without_forgotten
 from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
@@ -113,7 +114,7 @@ class Comparison:
         if not self.automatic:
             self._check()
         base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
-        population = load_population(base)
+        population = without_forgotten(load_population(base), self.folder)
         bench = Bench(population, self.folder)
         prepared = bench.prepared(base)
         for note in prepared.plain.about.get("notes", []):

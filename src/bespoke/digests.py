@@ -16,7 +16,9 @@ from typing import Any
 from bespoke.errors import UserError
 
 SEAL = "seal"  # the key under which JSON carries its digest
-NO_RESULT = ("result.json", "timing.jsonl", "report.html", "summary.json")  # in a run folder: may change after its end
+NO_RESULT = (  # in a run folder: may change after its end
+    "result.json", "timing.jsonl", "report.html", "summary.json", "forgotten.json", "forgetting.safetensors",
+)  # fmt: skip
 AGAIN = "remove it and resume"
 
 

@@ -180,6 +180,11 @@ class RunFolder:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, checkpoint: Checkpoint, keep: int = 2) -> None:
         """Write a checkpoint, whole or not at all; only the last `keep` and the stage's first stay."""
+        self.write_checkpoint(checkpoint)
+        self.prune(checkpoint.stage, keep)
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, and leave all others as they are."""
         flat = flatten(checkpoint.server)
         settled = [self.path / name for name in SETTLED if (self.path / name).exists()]
         about = {
@@ -190,7 +195,6 @@ class RunFolder:
         path = self._checkpoint(checkpoint.stage, checkpoint.round)
         write_arrays(path, flat, {"bespoke": json.dumps(sealed(about))})
         self._named[path] = list(checkpoint.segments)
-        self.prune(checkpoint.stage, keep)
 
     def prune(self, stage: int, keep: int = 2) -> None:
         """Remove all checkpoints but the last `keep` and the stage's first, and private state that none stands on."""

@@ -41,8 +41,7 @@ def put(path: Path, fill: Callable[[RunFolder], None]) -> None:
     shutil.rmtree(making, ignore_errors=True)
     (making / "checkpoints").mkdir(parents=True)
     fill(RunFolder(making, path.name))
-    files = digests(making, [file for file in making.rglob("*") if file.is_file()])
-    write_text(making / "whole", json.dumps(sealed({"stage": path.name, "files": files})))
+    reseal(making, path.name)
     if path.exists() and not (path / "whole").exists():
         _take_away(path)
     try:
@@ -51,6 +50,12 @@ def put(path: Path, fill: Callable[[RunFolder], None]) -> None:
         shutil.rmtree(making, ignore_errors=True)
         if not (path / "whole").exists():  # else somebody was faster
             raise
+
+
+def reseal(folder: Path, name: str) -> None:
+    """Write the digests of a stage's files."""
+    files = digests(folder, [file for file in folder.rglob("*") if file.is_file() and file.name != "whole"])
+    write_text(folder / "whole", json.dumps(sealed({"stage": name, "files": files})))
 
 
 def _take_away(stage: Path) -> None:

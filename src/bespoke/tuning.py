@@ -21,6 +21,7 @@ from bespoke.config import TuneConfig, check_tune, checked, read_experiment, rea
 from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.experiments import load_population, resolved, to_toml
+from bespoke.forgotten import without_forgotten
 from bespoke.jobs import Job, Jobs
 from bespoke.methods import METHODS
 from bespoke.presets import OWN, Preset, joined
@@ -149,7 +150,7 @@ class Tuning:
         config = checked(self.base, self.name)
         self._claim()
         with RunFolder(self.folder).locked():
-            population = load_population(config)
+            population = without_forgotten(load_population(config), self.folder)
             count = self.trials if self.optuna else len(grid(self.space))
             expected = count * len(self.seeds)
             with Jobs(population, self.folder, self.jobs, expected, self.progress, self.stop) as jobs:

@@ -50,6 +50,20 @@ class Wanted:
         return not (self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings)
 
 
+def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
+    """The analyses that these records are of."""
+    asked = {record["analysis"]: record["asked"] for record in records}
+    sweeps = [a for name, a in asked.items() if name.startswith("sweep-")]
+    return Wanted(
+        ood="ood" in asked,
+        rows=asked.get("ood", {}).get("rows", OTHERS),
+        fractions=tuple(asked.get("fewer-examples", {}).get("fractions", ())),
+        sweeps=tuple(f"{a['knob']}={','.join(map(str, a['values']))}".removesuffix("=") for a in sweeps),
+        per_client="per-client" in asked,
+        embeddings="embeddings" in asked,
+    )
+
+
 @dataclass(frozen=True)
 class _Job:
     """One analysis of one run."""

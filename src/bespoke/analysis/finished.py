@@ -21,7 +21,6 @@ import torch
 from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.data.population import Population
 from bespoke.data.splits import Ints, Support
-from bespoke.deploy.forget import is_forgotten
 from bespoke.deploy.personal import open_run, read_choices
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine
@@ -29,6 +28,7 @@ from bespoke.engines.host import ClientWork, Scores
 from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
 from bespoke.experiments import build
+from bespoke.forgotten import without_forgotten
 from bespoke.method import Method, Setting
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
@@ -71,6 +71,7 @@ class Finished:
     setting: Setting
     clients: Ints  # tested, and not forgotten since
     segments: list[Path]
+    others: Ints  # on whom common choices are made, where they are not the tested clients
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     using: Method | None = None
@@ -113,7 +114,7 @@ class Finished:
         if method.choose == "support":
             parts["support"] = adapted
         apart = split.kind == "cross-device" and support is None
-        others = split.selection.validation.clients if apart else np.zeros(0, np.int64)
+        others = self.others if apart else np.zeros(0, np.int64)
         self.progress.begin(f"{self.name}: {what}", len(self.clients) + len(others))
         found = self.scores(method, self.clients, adapted, parts)
         if len(others):
@@ -125,8 +126,7 @@ class Finished:
     def candidates(self) -> Candidates:
         """Those of the run itself: from `analysis/candidates.safetensors`, or made again and written there."""
         path = self.path / "analysis" / "candidates.safetensors"
-        split = self.experiment.split
-        others = split.selection.validation.clients if split.kind == "cross-device" else np.zeros(0, np.int64)
+        others = self.others
         metrics = list(self.experiment.task.metrics)
         kind = {"format": FORMAT, "names": list(self.method.candidates()), "metrics": metrics}
         if path.exists():
@@ -251,13 +251,13 @@ def reopened(
     server = method.init_server(start, setting)
     if found.round >= 0:
         server = restore_empty(server, found.server)
-    clients = experiment.split.test.query.clients
-    if (path / "forgotten.json").exists():
-        ids = experiment.population.ids
-        clients = np.array([c for c in clients if not is_forgotten(path, ids[c])], dtype=np.int64)
+    left = np.flatnonzero(without_forgotten(experiment.population, path).sizes())
+    clients = np.intersect1d(experiment.split.test.query.clients, left)
     segments = [path / "private" / name for name in found.segments]
+    apart = experiment.split.kind == "cross-device"
+    others = np.intersect1d(experiment.split.selection.validation.clients, left) if apart else left[:0]
     with folder.locked(), Engine(experiment.population, _engine(path, experiment)) as engine:
-        opened = Finished(path, folder, experiment, engine, server, start, setting, clients, segments)
+        opened = Finished(path, folder, experiment, engine, server, start, setting, clients, segments, others)
         opened.progress, opened.stop = progress or opened.progress, stop or opened.stop
         yield opened
 

@@ -6,6 +6,7 @@ where there are groups, of other groups). A model that fits its client ever bett
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
     """(numbers, table of clients) of own rows against others' rows."""
     names = found.names
     query, population, seed = run.experiment.split.test.query, run.experiment.population, run.experiment.seed
+    query = replace(query, clients=run.clients)
     parts = {"others": Others.sample(query, rows, seed)}
     groups = len(population.groups)
     if 1 < groups < len(population):

@@ -38,7 +38,8 @@ def run(
     config = read_config(experiment, settings)
     folder = place(out, experiment.stem, resume, "run")
     with resumable(folder):
-        from bespoke.experiments import build, to_toml
+        from bespoke.experiments import build, load_population, to_toml
+        from bespoke.forgotten import without_forgotten
         from bespoke.progress import Bars
         from bespoke.rounds import Run
         from bespoke.runfolder import RunFolder
@@ -50,7 +51,7 @@ def run(
                 f"{folder} was begun with another configuration than this one, or its config.toml was changed; resume "
                 "with the same file and --set options, or leave --resume out and choose another --out"
             )
-        built = build(config, folder=folder)
+        built = build(config, without_forgotten(load_population(config), folder), folder=folder)
         run_folder = RunFolder.create(folder, text)
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):

@@ -37,15 +37,19 @@ def export(
 
 @app.command()
 def forget(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], client: Client, as_json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of a comparison, a run or a tuning.")],
+    client: Client,
+    as_json: Json = False,
 ) -> None:
-    """Delete a client's private state and personal model from a run, and prove that they are gone.
+    """Take a client out of everything in a folder, make its report anew, and prove that the client is gone.
 
-    `bespoke forget runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
+    `bespoke forget runs/compare-pupils --client "school 7"`
+
+    If it is interrupted, give the same command again. What cannot be undone is said.
     """
     from bespoke.deploy.forget import forget_client
 
-    receipt = forget_client(run, client)
+    receipt = forget_client(folder, client)
     if as_json:
         print_json(receipt)
     else:

@@ -1,136 +1,276 @@
-"""Forgetting a client: its private state and personal model are deleted from a run, and shown to be gone."""
+"""Forgetting a client: it is taken out of every file of a run, a comparison or a tuning, and shown to be gone.
+
+The order makes it repeatable after a crash at any moment. First an intention is written (`forgetting.safetensors`:
+whom, which bytes to search for, which analyses and pages to make anew), then the mark by which no later command brings
+the client back. Then files are changed one by one, each whole or not at all; analyses, summary and report are made
+anew; everything is searched. The receipt comes last, and the intention is removed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from bespoke.data.arrays import open_arrays, write_text
-from bespoke.deploy.personal import client_folder, open_run, read_choices
+import numpy as np
+import torch
+
+from bespoke.config import ExperimentConfig, read_config
+from bespoke.data.arrays import open_arrays, write_arrays
+from bespoke.data.population import Population
+from bespoke.deploy import scrub
+from bespoke.deploy.personal import client_folder
+from bespoke.deploy.proof import Found, search, telling
 from bespoke.errors import UserError
-from bespoke.experiments import load_population
+from bespoke.experiments import Bench, load_population
+from bespoke.forgotten import is_forgotten, mark, marked
+from bespoke.jobs import Job
 from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.randomness import text_key
-from bespoke.segments import read_segment, segment_owner, write_segment
+from bespoke.runfolder import RunFolder, read_checkpoint
+from bespoke.shared_stages import reseal
+from bespoke.tensors import flatten
 
-SHORTEST = 16  # bytes: anything shorter would be found by chance
-
-
-def is_forgotten(run: Path, client: str) -> bool:
-    return f"{text_key(client):016x}" in _forgotten(run)
-
-
-def _forgotten(run: Path) -> list[str]:
-    path = run / "forgotten.json"
-    return json.loads(path.read_text(encoding="utf-8"))["keys"] if path.exists() else []
+INTENTION = "forgetting.safetensors"
+REMAINS = (
+    "the shared model, which may have learned from this client, and what the server computed with it",
+    "means over all clients that were taken while it was one of them: learning curves, scores of trials and candidates",
+    "copies, exports and reports outside of this folder, and the data themselves",
+)
 
 
-def forget_client(run: Path, client: str) -> dict[str, Any]:
-    """Delete, then search every file of the run for what was deleted. Returns a receipt."""
-    folder, config = open_run(run)
-    if is_forgotten(run, client):
-        raise UserError(f"client {client!r} is already forgotten in {run}")
-    position = load_population(config).index(client)
-    with folder.locked():
-        traces: list[bytes] = []
-        changed = []
-        for path in sorted((run / "private").glob("*.safetensors")):
-            found = _drop_row(path, position)
-            if found is not None:
-                traces.append(found)
-                changed.append(str(path.relative_to(run)))
-        exported = client_folder(run, client)
-        if exported.is_dir():
-            traces += _own_arrays(run, exported)
-            for path in exported.rglob("*"):
-                if path.is_file():
-                    _overwrite(path)
-            shutil.rmtree(exported)
-            changed.append(str(exported.relative_to(run)))
-        choices = run / "choices.json"
-        chosen = read_choices(run)
-        if chosen["own"].pop(client, None) is not None:
-            write_text(choices, json.dumps(chosen))
-            changed.append("choices.json")
-        # the mark is a hash: the id itself need not be kept to know that it is forgotten
-        write_text(run / "forgotten.json", json.dumps({"keys": [*_forgotten(run), f"{text_key(client):016x}"]}))
-        folder.reseal()
-        traces = [trace for trace in traces if len(trace) >= SHORTEST]
-        searched, left = _search(run, traces)
-    if left:
-        raise RuntimeError(f"traces of {client!r} remain in {', '.join(left)}")
-    remains = [
-        "the shared model, to which this client may have contributed",
-        "this client's row of results in clients.parquet (sizes and scores)",
-    ]
-    kinds = [METHODS[stage["method"]] for stage in config.stage]
-    known = {kind.name for kind in kinds if kind.unicast is not Method.unicast or kind.hands_on == 0}  # its group
-    remains += [
-        f"what the server itself keeps of this client under {name}, in its checkpoints" for name in sorted(known)
-    ]
-    receipt: dict[str, Any] = {
-        "client": client,
-        "deleted": changed,
-        "files_searched": searched,
-        "traces_searched": len(traces),
-        "traces_left": 0,
-        "digest_of_deleted": hashlib.blake2b(b"".join(traces), digest_size=16).hexdigest() if traces else None,
-        "remains": remains,
-    }
-    receipt["summary"] = [
-        f"Forgot client {client}: deleted {', '.join(changed) if changed else 'nothing, there was no private state'}.",
-        f"Searched {searched} files of the run for {len(traces)} deleted arrays: none is left.",
-        "What remains: " + "; ".join(remains) + ".",
-    ]
-    return receipt
+def forget_client(folder: Path, client: str) -> dict[str, Any]:
+    """Take a client out of a run, comparison or tuning folder and prove it. Returns a receipt."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    runs = sorted(path.parent for path in folder.rglob("config.toml"))
+    if not runs:
+        raise UserError(f"{folder} is not a run folder, a comparison or a tuning: there is no config.toml in it")
+    return Forgetting(folder, {run: read_config(run / "config.toml") for run in runs}, client).run()
 
 
-def _own_arrays(run: Path, exported: Path) -> list[bytes]:
-    """The exported arrays that are this client's alone: not those of the shared model or of other clients' models.
+@dataclass
+class Forgetting:
+    """One client being forgotten in one folder."""
 
-    A frozen layer and the federation's means and deviations are the same for all; finding them elsewhere says nothing.
-    """
-    flat, _ = open_arrays(exported / "model.safetensors")
-    others = [*(run / "checkpoints").glob("*.safetensors"), *(run / "personal").glob("*/model.safetensors")]
-    shared = [path.read_bytes() for path in others if path.parent != exported]
-    own = [leaf.contiguous().numpy().tobytes() for leaf in flat.values()]
-    return [leaf for leaf in own if not any(leaf in other for other in shared)]
+    folder: Path
+    configs: dict[Path, ExperimentConfig]  # by run folder
+    name: str
+
+    def run(self) -> dict[str, Any]:
+        intention = self.folder / INTENTION
+        with ExitStack() as locks:
+            for path in dict.fromkeys([self.folder, *self.configs]):
+                locks.enter_context(RunFolder(path).locked())
+            about, traces = self._intended()
+            for path in (self.folder, *self.configs):
+                mark(path, self.name)
+            changed = [str(path.relative_to(self.folder)) for path in self._scrubbed()]
+            for run in self.configs:
+                RunFolder(run).reseal()
+            for stage in sorted(self.folder.rglob("stages/*/whole")):
+                reseal(stage.parent, stage.parent.name)
+            about["changed"] = list(dict.fromkeys([*about["changed"], *changed]))
+            self._write_intention(about, traces)
+        not_made = self._made_anew(about)
+        found = search(self.folder, self.name, traces, {intention})
+        if found.bytes:
+            raise RuntimeError(f"bytes of {self.name!r} remain in {', '.join(found.bytes)}")
+        receipt = self._receipt(about, traces, found, not_made)
+        mark(self.folder, self.name, {k: v for k, v in receipt.items() if k not in ("client", "summary")})
+        scrub.overwrite(intention)
+        return receipt
+
+    @cached_property
+    def population(self) -> Population:
+        return load_population(next(iter(self.configs.values())))
+
+    @cached_property
+    def bench(self) -> Bench:
+        return Bench(self.population)
+
+    # -- before --------------------------------------------------------------------------------------------------------
+    def _intended(self) -> tuple[dict[str, Any], list[bytes]]:
+        """What is to be done, on disk before anything is; of a forgetting that was interrupted, what was intended."""
+        begun = _read_intention(self.folder / INTENTION)
+        if begun and begun[0]["client"] != self.name:
+            other = begun[0]["client"]
+            raise UserError(
+                f"forgetting {other!r} in {self.folder} was interrupted; finish that first: bespoke forget "
+                f"{self.folder} --client {other!r}"
+            )
+        if not begun and marked(self.folder, self.name):
+            raise UserError(f"client {self.name!r} is already forgotten in {self.folder}")
+        self.client = scrub.Client(self.name, self.population.index(self.name))
+        about, before = begun or ({"client": self.name, "changed": [], **self._derived()}, [])
+        traces = list(dict.fromkeys([*before, *self._traces()]))
+        self._write_intention(about, traces)
+        return about, traces
+
+    def _traces(self) -> list[bytes]:
+        """The client's own bytes: private state, what the server keeps of it, its exported models.
+
+        Bytes that others have as well (a state in which everyone began, a frozen layer, the shared model) are no trace.
+        """
+        own, others = [], []
+        for path in self._segments():
+            mine, rest = scrub.segment_rows(path, self.client.place)
+            own.append(mine)
+            others.append(rest)
+        for _, path, method in self._checkpoints():
+            found = read_checkpoint(path)
+            flat = flatten(found.server)
+            kept = scrub.server_rows(method if found.round >= 0 else None, found.server)
+            own += [flat[name][self.client.place].contiguous().numpy().tobytes() for name in kept]
+            without = scrub.never_seen(flat, kept, self.client.place)
+            others += [leaf.contiguous().numpy().tobytes() for leaf in without.values()]
+        for run in self.configs:
+            mine_at = client_folder(run, self.name)
+            for path in (run / "personal").glob("*/model.safetensors"):
+                arrays, _ = open_arrays(path)
+                leaves = [leaf.contiguous().numpy().tobytes() for leaf in arrays.values()]
+                (own if path.parent == mine_at else others).extend(leaves)
+        own = [trace for trace in dict.fromkeys(own) if telling(trace)]
+        return [trace for trace in own if not any(trace in other for other in others)]
+
+    def _derived(self) -> dict[str, Any]:
+        """What was made of results, and will be made anew: analyses by run, and folders with pages."""
+        analyses: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(self.folder.rglob("analysis/*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            asked = {"analysis": record.get("analysis"), "asked": record.get("asked") or {}}
+            analyses.setdefault(str(path.parent.parent.relative_to(self.folder)), []).append(asked)
+        pages = [path.parent.relative_to(self.folder) for path in sorted(self.folder.rglob("report.html"))]
+        numbers = [path.parent.relative_to(self.folder) for path in sorted(self.folder.rglob("summary.json"))]
+        return {"analyses": analyses, "reports": [*map(str, pages)], "summaries": [*map(str, numbers)]}
+
+    def _write_intention(self, about: dict[str, Any], traces: list[bytes]) -> None:
+        arrays = {f"{n:06d}": torch.from_numpy(np.frombuffer(t, np.uint8).copy()) for n, t in enumerate(traces)}
+        write_arrays(self.folder / INTENTION, arrays, {"bespoke": json.dumps(about)})
+
+    # -- the files -----------------------------------------------------------------------------------------------------
+    def _scrubbed(self) -> Iterator[Path]:
+        """Take the client out of every file; yields those that were changed."""
+        for path, change in self._files():
+            if change():
+                yield path
+
+    def _files(self) -> Iterator[tuple[Path, Callable[[], bool]]]:
+        """Every file that may tell of the client, and how to take it out."""
+        name, folder = self.name, self.folder
+        for path in self._segments():
+            yield path, partial(scrub.scrub_segment, path, self.client.place)
+        for run in self.configs:
+            yield client_folder(run, name), partial(scrub.scrub_exported, run, name)
+        for log in scrub.LOGS:
+            for path in sorted(folder.rglob(log)):
+                yield path, partial(scrub.scrub_log, path, name)
+        for owner, path, method in self._checkpoints():
+            yield path, partial(scrub.scrub_checkpoint, owner, path, self.client, method)
+        for path in scrub.tables(folder):
+            yield path, partial(scrub.scrub_table, path, name)
+        for path in sorted(folder.rglob("choices.json")):
+            yield path, partial(scrub.scrub_json, path, name)
+        for path in sorted(folder.rglob("compare.json")):
+            yield path, partial(scrub.scrub_json, path, name, partial(_without_examples, client=name))
+        for run in self.configs:
+            yield run / "result.json", partial(scrub.scrub_json, run / "result.json", name, partial(_recounted, run))
+        for pattern in ("analysis/*", "report.html", "summary.json"):
+            for path in sorted(folder.rglob(pattern)):
+                yield path, partial(scrub.overwrite, path)
+
+    def _segments(self) -> list[Path]:
+        return sorted(self.folder.rglob("private/*.safetensors"))
+
+    def _checkpoints(self) -> Iterator[tuple[RunFolder, Path, Method | None]]:
+        """Every checkpoint, of runs and of shared stages, with the method whose state it holds."""
+        stages: dict[str, Method] = {}
+        for run, config in self.configs.items():
+            known = any(METHODS[stage["method"]].unicast is not Method.unicast for stage in config.stage)
+            methods = [stage.method for stage in self.bench.build(config).stages] if known else []
+            stages |= dict(zip(Job(run, config).stages, methods))
+            for path in sorted((run / "checkpoints").glob("*.safetensors")):
+                yield RunFolder(run), path, methods[int(path.name[:3])] if methods else None
+        for path in sorted(self.folder.rglob("stages/*/checkpoints/*.safetensors")):
+            shared = path.parent.parent
+            yield RunFolder(shared, shared.name), path, stages.get(shared.name)
+
+    # -- after ---------------------------------------------------------------------------------------------------------
+    def _made_anew(self, about: dict[str, Any]) -> list[str]:
+        """Make analyses, summaries and reports again, without the client; returns what could not be made, and why."""
+        from bespoke.analysis.analyze import Analyses, wanted_again
+        from bespoke.data.arrays import write_text
+        from bespoke.metrics.summary import summarize
+        from bespoke.reports.html import write_report
+
+        def numbers(path: Path) -> None:
+            write_text(path / "summary.json", summarize([path]).to_json())
+
+        work: list[tuple[str, Callable[[], object]]] = []
+        for run, records in about["analyses"].items():
+            again = Analyses((self.folder / run,), wanted_again(records), lenient=True)
+            work.append((f"{run}/analysis", again.run))
+        work += [(f"{place}/summary.json", partial(numbers, self.folder / place)) for place in about["summaries"]]
+        for place in about["reports"]:
+            page = self.folder / place / "report.html"
+            work.append((f"{place}/report.html", partial(write_report, [page.parent], page)))
+        not_made = []
+        for what, make in work:
+            try:
+                make()
+            except (UserError, ValueError) as error:  # nobody is left, or the data are gone
+                not_made.append(f"{what.removeprefix('./')}: {error}")
+        return not_made
+
+    def _receipt(self, about: dict[str, Any], traces: list[bytes], found: Found, not_made: list[str]) -> dict[str, Any]:
+        changed, remains = about["changed"], list(REMAINS)
+        around = self.folder.resolve().parent.parent
+        if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(around, self.name):
+            remains.append(f"other runs of {around}: forget the client there")
+        made = [*about["analyses"], *about["summaries"], *about["reports"]]
+        where = ", ".join(found.named)
+        summary = [
+            f"Forgot client {self.name}: changed or deleted {', '.join(changed) or 'nothing, there was none of it'}.",
+            *(["Made anew without it: analyses, summary, report."] if made else []),
+            *(f"Not made anew, only deleted: {problem}." for problem in not_made),
+            f"Searched {found.files} files for {len(traces)} arrays of its bytes: none is left.",
+            f"The word {self.name} still stands in {where}: look whether it means the client."
+            if where else "Its id is in none of them.",
+            "What cannot be undone: " + "; ".join(remains) + ".",
+        ]  # fmt: skip
+        return {
+            "client": self.name, "deleted": changed, "files_searched": found.files, "traces_searched": len(traces),
+            "traces_left": 0, "named_in": found.named, "not_made_anew": not_made,
+            "digest_of_deleted": hashlib.blake2b(b"".join(traces), digest_size=16).hexdigest() if traces else None,
+            "remains": remains, "summary": summary,
+        }  # fmt: skip
 
 
-def _drop_row(path: Path, client: int) -> bytes | None:
-    """Take one client's row out of a segment; returns the row's bytes, unless another client's row is the same."""
-    clients, rows = read_segment(path)
-    owner, mine = segment_owner(path), clients == client
-    if not mine.any():
+def _read_intention(path: Path) -> tuple[dict[str, Any], list[bytes]] | None:
+    if not path.exists():
         return None
-    row = rows[mine].numpy().tobytes()
-    others, left = clients[~mine].clone(), rows[~mine].clone()
-    del clients, rows
-    with open(path, "r+b") as old:  # held open over the replacement, so that the old bytes can be overwritten
-        write_segment(path, others, left, owner)
-        _zero(old)
-    return b"" if row in left.numpy().tobytes() else row
+    arrays, about = open_arrays(path)
+    return json.loads(about["bespoke"]), [arrays[name].numpy().tobytes() for name in sorted(arrays)]
 
 
-def _overwrite(path: Path) -> None:
-    with open(path, "r+b") as file:
-        _zero(file)
+def _without_examples(about: dict[str, Any], client: str) -> None:
+    """Checks of the data name two clients as an example; without one of them there is none."""
+    for found in about.get("checks") or []:
+        if client in found.get("example", "").split(" and "):
+            found.pop("example")
 
 
-def _zero(file: BinaryIO) -> None:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    file.write(bytes(size))
-    file.flush()
-    os.fsync(file.fileno())
+def _recounted(run: Path, result: dict[str, Any]) -> None:
+    """Set the number of clients and their mean to what clients.parquet has now."""
+    path = run / "clients.parquet"
+    if path.exists() and result.get("query") is not None:
+        from pyarrow import parquet
 
-
-def _search(run: Path, traces: list[bytes]) -> tuple[int, list[str]]:
-    files = [path for path in run.rglob("*") if path.is_file()]
-    left = [str(path) for path in files if any(trace in path.read_bytes() for trace in traces)]
-    return len(files), left
+        values = parquet.read_table(path)[f"query_{result['metric']}"].to_numpy()
+        if len(values) != result["clients"]:
+            result["clients"], result["query"] = len(values), float(np.nanmean(values)) if len(values) else None

@@ -21,6 +21,7 @@ from bespoke.data.standardize import client_scaling
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population, prepare
+from bespoke.forgotten import is_forgotten
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.models import NETWORKS
@@ -95,8 +96,6 @@ def read_choices(run: Path) -> dict[str, Any]:
 
 def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str, Any]:
     """Write the client's personal model; returns what was written."""
-    from bespoke.deploy.forget import is_forgotten
-
     folder, config = open_run(run)
     if is_forgotten(run, client):
         raise UserError(f"client {client!r} was forgotten in {run}: its personal model is gone")

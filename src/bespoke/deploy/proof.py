@@ -1,0 +1,102 @@
+"""The proof that a client is gone: every file of a folder is decoded and searched for its id and its bytes."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bespoke.data.arrays import open_arrays
+
+SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and different ones among them: less would be found by chance
+
+
+@dataclass
+class Found:
+    """What a search came upon, by file: bytes of the client, or its id as a word."""
+
+    files: int = 0
+    bytes: list[str] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+
+
+def telling(trace: bytes) -> bool:
+    """Whether bytes can be searched for: they are not found unless they are the client's."""
+    return len(trace) >= SHORTEST and len(set(trace)) >= DIFFERENT
+
+
+def search(folder: Path, client: str, traces: Iterable[bytes], leave_out: Iterable[Path] = ()) -> Found:
+    """Search all files below a folder."""
+    traces, found, word = list(traces), Found(), _word(client)
+    for path in sorted(set(folder.rglob("*")) - set(leave_out)):
+        name = str(path.relative_to(folder))
+        if word.search(path.name):
+            found.named.append(name)
+        if not path.is_file():
+            continue
+        found.files += 1
+        whole, *columns = _bytes(path)
+        if any(trace in part for part in (whole, *columns) for trace in traces):
+            found.bytes.append(name)
+        if any(word.search(text) for text in _texts(path, whole)):
+            found.named.append(name)
+    found.named = list(dict.fromkeys(found.named))
+    return found
+
+
+def _word(client: str) -> re.Pattern[str]:
+    """The id as a whole word, as it is or as HTML and JSON write it."""
+    ways = {client, html.escape(client), html.escape(client, quote=False)}
+    for escaped in (json.dumps(client), json.dumps(client, ensure_ascii=False)):
+        ways |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
+    return re.compile("|".join(rf"(?<!\w){re.escape(way)}(?!\w)" for way in sorted(ways, key=len, reverse=True)))
+
+
+def _bytes(path: Path) -> Iterator[bytes]:
+    """A file as it lies on disk, and for a table, which is compressed, its columns."""
+    yield path.read_bytes()
+    if path.suffix == ".parquet":
+        for column in _columns(path).values():
+            if column.dtype.kind in "biuf":
+                yield column.tobytes()
+
+
+def _texts(path: Path, whole: bytes) -> Iterator[str]:
+    """Every text that a file holds."""
+    if path.suffix == ".parquet":
+        for name, column in _columns(path).items():
+            yield name
+            if column.dtype.kind not in "biuf":
+                yield from map(str, set(column.tolist()))
+    elif path.suffix == ".safetensors":
+        arrays, about = open_arrays(path)
+        yield from arrays
+        for text in about.values():
+            yield text
+            yield from _strings(json.loads(text))
+    else:
+        yield whole.decode(errors="replace")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in JSON, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _strings(entry)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield key
+            yield from _strings(entry)
+
+
+def _columns(path: Path) -> dict[str, Any]:
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
