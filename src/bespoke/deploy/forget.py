@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyarrow import ArrowException
 
 from bespoke.config import ExperimentConfig, read_config
 from bespoke.data.arrays import open_arrays, write_arrays
@@ -46,8 +48,6 @@ REMAINS = (
 
 def forget_client(folder: Path, client: str) -> dict[str, Any]:
     """Take a client out of a run, comparison or tuning folder and prove it. Returns a receipt."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
     runs = sorted(path.parent for path in folder.rglob("config.toml"))
     if not runs:
         raise UserError(f"{folder} is not a run folder, a comparison or a tuning: there is no config.toml in it")
@@ -82,7 +82,9 @@ class Forgetting:
         if found.bytes:
             raise RuntimeError(f"bytes of {self.name!r} remain in {', '.join(found.bytes)}")
         receipt = self._receipt(about, traces, found, not_made)
-        mark(self.folder, self.name, {k: v for k, v in receipt.items() if k not in ("client", "summary")})
+        kept = {name: value for name, value in receipt.items() if name not in ("client", "summary")}
+        kept["deleted"] = [re.sub(r"(^|/)personal/.*", r"\1personal", path) for path in receipt["deleted"]]  # no id
+        mark(self.folder, self.name, kept)
         scrub.overwrite(intention)
         return receipt
 
@@ -106,6 +108,9 @@ class Forgetting:
             )
         if not begun and marked(self.folder, self.name):
             raise UserError(f"client {self.name!r} is already forgotten in {self.folder}")
+        if not begun:
+            for run in self.configs:
+                RunFolder(run).result()  # refuses what is damaged, or of another version
         self.client = scrub.Client(self.name, self.population.index(self.name))
         about, before = begun or ({"client": self.name, "changed": [], **self._derived()}, [])
         traces = list(dict.fromkeys([*before, *self._traces()]))
@@ -142,8 +147,11 @@ class Forgetting:
         """What was made of results, and will be made anew: analyses by run, and folders with pages."""
         analyses: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.folder.rglob("analysis/*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            asked = {"analysis": record.get("analysis"), "asked": record.get("asked") or {}}
+            try:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                asked = {name: record[name] for name in ("analysis", "asked")}
+            except (ValueError, KeyError, TypeError):  # nothing that could be made again
+                continue
             analyses.setdefault(str(path.parent.parent.relative_to(self.folder)), []).append(asked)
         pages = [path.parent.relative_to(self.folder) for path in sorted(self.folder.rglob("report.html"))]
         numbers = [path.parent.relative_to(self.folder) for path in sorted(self.folder.rglob("summary.json"))]
@@ -157,7 +165,14 @@ class Forgetting:
     def _scrubbed(self) -> Iterator[Path]:
         """Take the client out of every file; yields those that were changed."""
         for path, change in self._files():
-            if change():
+            try:
+                changed = change()
+            except (ValueError, KeyError, TypeError, ArrowException) as error:
+                raise UserError(
+                    f"{path} is damaged ({error!r}): the client cannot be taken out of it. Put it back or remove it, "
+                    "then give the same command again"
+                ) from None
+            if changed:
                 yield path
 
     def _files(self) -> Iterator[tuple[Path, Callable[[], bool]]]:

@@ -22,7 +22,7 @@ from bespoke.segments import read_segment, segment_owner, write_segment
 from bespoke.tensors import Tree, flatten, unflatten
 
 # under these names JSON lists clients by id, or holds a number for each
-NAMING = ("excluded", "watched", "own", "left_out", "cut", "clients")
+NAMING = ("excluded", "watched", "own", "left_out", "cut", "outliers", "clients")
 LOGS = ("rounds.jsonl", "ledger.jsonl", "attempts.jsonl")
 
 
