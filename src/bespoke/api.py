@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bespoke.calls import checked_call
 from bespoke.comparison import Comparison
-from bespoke.config import check_tune, checked, read_config, read_experiment
+from bespoke.config import MOST_SEEDS, check_tune, checked, read_config, read_experiment
 from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population, to_toml
@@ -30,7 +30,7 @@ def compare(
     *,
     out: str | Path,
     methods: Sequence[str] | None = None,
-    seeds: Positive = 3,
+    seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)] = 3,
     rounds: Positive | Literal["auto"] = "auto",
     tune: bool = True,
     data: str | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from bespoke.selection import Acceptance
 
 
+MOST_SEEDS = 1000
+SINGLE = 3.4028234e38  # the largest number of single precision
 AUTO = "auto"  # rounds: until validation stops improving
 
 
@@ -73,7 +76,7 @@ class CohortConfig(_Strict):
     sampling: Literal["uniform", "poisson", "round-robin", "importance", "full"] = "uniform"
     dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a contacted client never answers")
     over_select: float = Field(
-        default=1.0, ge=1, description="contact this many times as many clients, keep the first to report"
+        default=1.0, ge=1, le=1e6, description="contact this many times as many clients, keep the first to report"
     )
     straggle: float = Field(default=0.0, ge=0, description="spread of the clients' speeds (of the logarithm)")
 
@@ -149,9 +152,33 @@ class TuneConfig(_Strict):
 
 
 def _check_seeds(seeds: Any, where: str) -> None:
-    listed = range(seeds) if type(seeds) is int else seeds
-    if not isinstance(listed, list | range) or not listed or any(type(seed) is not int for seed in listed):
+    listed = list(range(min(seeds, MOST_SEEDS + 1))) if type(seeds) is int else seeds
+    if isinstance(listed, list) and len(listed) > MOST_SEEDS:
+        raise UserError(f"{where} seeds = {seeds!r}: at most {MOST_SEEDS:,}")
+    if not isinstance(listed, list) or not listed or any(type(seed) is not int for seed in listed):
         raise UserError(f"{where} seeds = {seeds!r}: how many, one or more, or a list of them")
+
+
+def check_numbers(value: Any, where: str, key: str = "") -> None:
+    """Refuse numbers that there is no room for: TOML's integers have 64 bits, models compute in single precision."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UserError(f"{where}: {key} = {_shortened(value)}: a whole number has to be below 2^63 = {2**63:,}")
+    if isinstance(value, float) and SINGLE < abs(value) < math.inf:
+        raise UserError(f"{where}: {key} = {value:g}: a number has to be below {SINGLE:.3g} (single precision)")
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, entry in entries:
+        check_numbers(entry, where, f"{key}.{name}" if key else str(name))
+
+
+def _shortened(value: int) -> str:
+    return str(value) if abs(value) < 10**40 else f"a number of {value.bit_length():,} bits"
+
+
+def _given(value: Any) -> Any:
+    """The same without None, which stands for what is not given: TOML has no word for it."""
+    if isinstance(value, dict):
+        return {name: _given(entry) for name, entry in value.items() if entry is not None}
+    return [_given(entry) for entry in value] if isinstance(value, list) else value
 
 
 def check_compare(table: Any, where: str) -> CompareConfig:
@@ -159,6 +186,7 @@ def check_compare(table: Any, where: str) -> CompareConfig:
     from bespoke.entries import check_entries
     from bespoke.methods import METHODS
 
+    check_numbers(table, f"{where}: [compare]")
     try:
         found = CompareConfig.model_validate(table)
     except ValidationError as error:
@@ -184,6 +212,7 @@ def check_compare(table: Any, where: str) -> CompareConfig:
 
 def check_tune(table: Any, where: str) -> TuneConfig:
     """Validate a [tune] table, or say what is wrong."""
+    check_numbers(table, f"{where}: [tune]")
     try:
         found = TuneConfig.model_validate(table)
     except ValidationError as error:
@@ -210,12 +239,12 @@ def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str,
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, or say why it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no experiment file {path}") from None
     except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a TOML file ({error})") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no error of TOML's own
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -227,7 +256,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word is a string
     *parents, last = key.strip().split(".")
     node: Any = raw
@@ -251,6 +280,8 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     """Validate an experiment, or say what is wrong, where, and what is allowed."""
     from bespoke.methods import METHODS
 
+    check_numbers(raw, where)
+    raw = _given(raw)
     if raw.get("privacy") is not None and isinstance(raw.get("stage"), list):
         stages = [uniform_weights(stage, METHODS) if isinstance(stage, dict) else stage for stage in raw["stage"]]
         raw = {**raw, "stage": stages}
@@ -345,6 +376,7 @@ def check_acceptance(table: Any, where: str) -> Acceptance:
 
 def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
     """Knobs of a dataclass as typed values; nested dataclasses become themselves. `also`: further keys."""
+    check_numbers(knobs, where)
     hints = get_type_hints(kind, include_extras=True)
     settings: dict[str, Any] = {}
     nested: dict[str, Any] = {}

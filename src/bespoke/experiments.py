@@ -42,7 +42,7 @@ SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
 def load_population(config: ExperimentConfig) -> Population:
     """The rows as their source gives them."""
     data = config.data
-    if data.table:
+    if data.table is not None:
         from bespoke.data.schema import Schema
         from bespoke.data.table import open_table
 
@@ -55,7 +55,7 @@ def load_population(config: ExperimentConfig) -> Population:
         )  # fmt: skip
     from bespoke.data.sources import load_source
 
-    assert data.source
+    assert data.source is not None
     return load_source(data.source, **data.options)
 
 

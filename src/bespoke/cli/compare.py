@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
+        int, typer.Option(min=1, max=1000, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
     ] = 3,
     rounds: Annotated[
         str, typer.Option(metavar="N", help="Training rounds, or auto: until validation stops improving.")
@@ -186,7 +187,7 @@ def _rounds(text: str) -> Any:
     """A number of rounds, or auto."""
     if text == "auto":
         return text
-    if not text.isdecimal() or not int(text):
+    if not re.fullmatch("0*[1-9][0-9]{0,17}", text):
         raise UserError(f"--rounds {text}: a whole number of one or more, or auto")
     return int(text)
 
@@ -222,7 +223,7 @@ def _terms(option: str, text: str) -> dict[str, Any]:
             raise UserError(f"--{option} {text}: {part!r} is not of the form {EXAMPLES[option]}")
         try:
             terms[name.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             terms[name.strip()] = value.strip()  # a bare word
     return terms
 

@@ -72,8 +72,11 @@ def numbers_of(column: pa.ChunkedArray) -> NDArray[np.float64]:
 
 
 def seconds_of(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Dates as seconds since 1970, NaN where missing."""
-    return column.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy() / 1e6
+    """Dates as seconds since 1970, NaN where missing; from their own unit, for no other holds all of them."""
+    if pa.types.is_date(column.type):
+        column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
+    parts = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
+    return column.cast(pa.int64()).cast(pa.float64(), safe=False).to_numpy() / parts
 
 
 def levels_of(column: pa.ChunkedArray, missing: list[str]) -> tuple[NDArray[Any], Ints]:
@@ -81,6 +84,11 @@ def levels_of(column: pa.ChunkedArray, missing: list[str]) -> tuple[NDArray[Any]
     if pa.types.is_floating(column.type):
         values = column.to_numpy()
         if np.array_equal(values, np.trunc(values), equal_nan=True):  # 7.0 is the id 7: a gap made floats of integers
+            if (large := np.abs(values) >= 2.0**53).any():
+                raise UserError(
+                    f"a client, group or target is named by numbers such as {values[large][0]:g}, too large to be told "
+                    "apart; write them with a letter in front, as texts"
+                )
             column = column.cast(pa.int64(), safe=False)
     try:
         texts = column.cast(pa.string())

@@ -47,8 +47,10 @@ def read_file(path: Path, notes: list[str]) -> pa.Table:
 
 def _read_parquet(path: Path) -> pa.Table:
     try:
-        return pyarrow.parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        table = pyarrow.parquet.read_table(path)
+        table.column_names  # noqa: B018  (decoded only here)
+        return table
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({_first_line(error)})") from None
 
 
@@ -68,6 +70,7 @@ def _read_csv(path: Path, suffix: str, notes: list[str]) -> pa.Table:
         read = pyarrow.csv.ReadOptions(encoding=encoding, block_size=1 << 24)
         try:
             table = pyarrow.csv.read_csv(path, read, parse, convert)
+            table.column_names  # noqa: B018  (decoded only here, while values are checked as they are read)
         except UnicodeDecodeError:
             continue
         except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
