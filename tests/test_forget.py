@@ -319,3 +319,16 @@ def test_a_short_id_that_is_also_another_word(tmp_path: Path) -> None:
     assert "rounds.jsonl" in receipt["named_in"]
     assert sorted(pd.read_parquet(tmp_path / "run/clients.parquet")["client"]) == list("01345")
     assert np.isfinite(json.loads((tmp_path / "run/result.json").read_text())["query"])
+
+
+def test_a_run_that_was_begun_with_a_category_of_the_forgotten_client(tmp_path: Path) -> None:
+    """Without the client the encoding is narrower: an unfinished run says so and does not go on."""
+    rows = plain_table(6, 12)
+    rows["colour"] = np.where(rows["client"] == "c3", "zebra", np.where(rows["x1"] > 0, "red", "blue"))
+    data = {"table": str(write_csv(tmp_path / "t.csv", rows)), "client": "client", "target": "y"}
+    experiment = {"data": data, "engine": ENGINE, "stage": [{"method": "fedavg", "rounds": 2}]}
+    run_experiment(experiment, tmp_path / "run")
+    (tmp_path / "run/result.json").unlink()
+    forget(tmp_path / "run", "c3")
+    with pytest.raises(UserError, match="only client with a category was forgotten"):
+        run_experiment(experiment, tmp_path / "run")

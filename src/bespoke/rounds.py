@@ -29,7 +29,7 @@ from bespoke.sampling import Draw
 from bespoke.scoring import Point, Scoring
 from bespoke.shared_stages import look_up, put
 from bespoke.stages import Cohorts, Experiment, Stage, engine_choice, flat, handed_on, restore_empty, settled, stage_key
-from bespoke.tensors import Params, Tree
+from bespoke.tensors import Params, Tree, flatten
 from bespoke.watcher import Interrupted, Progress, Silent
 
 Lines = dict[str, dict[str, Any]]  # what is to be written, by log
@@ -76,6 +76,8 @@ class Run:
         if found:
             self._go_on(found)
         params = self.begin_with or experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
+        if found:
+            self._check_fits(params, found.stage)
         start: Tree = {"params": params}
         self.account = self._accounted()
         with Engine(self.now.population, self._choice(params)) as engine:
@@ -114,6 +116,17 @@ class Run:
                 "them would not be noticed"
             )
         self.folder.go_back(found)
+
+    def _check_fits(self, params: Params, stage: int) -> None:
+        """Refuse to go on with data of another width: a category may have gone with the only client that had it."""
+        begun = flatten(self.folder.beginning(stage).server["params"])
+        for name, leaf in flatten(params).items():
+            if leaf.dim() and name in begun and begun[name].shape[-leaf.dim() :] != leaf.shape:
+                raise UserError(
+                    f"{self.folder.path} was begun with {name} of shape {tuple(begun[name].shape)}, and the data now "
+                    f"need {tuple(leaf.shape)}: they were changed, or the only client with a category was forgotten; "
+                    "run the experiment again in another folder"
+                )
 
     def _accounted(self) -> Account | None:
         """The privacy account, if there is one to keep."""
