@@ -386,12 +386,10 @@ def test_damaged_run_folders(finished: Path, name: str, how: str) -> None:
 def test_a_damaged_result_can_be_made_again(finished: Path) -> None:
     shutil.copytree(finished / "run", "run")
     again = ("run", finished / "exp.toml", "--out", "run", "--resume")
-    for name in ("result.json", "engine.json"):
-        Path("run/result.json").unlink(missing_ok=True)
-        Path("run", name).write_text("{")
-        message = refused(bespoke(*again), f"run/{name}", "damaged", "remove it and resume")
-        Path("run", name).unlink()
-        assert "Traceback" not in message
+    Path("run/result.json").write_text("{")
+    refused(bespoke(*again), "run/result.json", "damaged", "remove it and resume")
+    Path("run/result.json").unlink()
+    Path("run/engine.json").write_text("{")  # the checkpoint holds a copy
     Path("run/clients.parquet").unlink()
     assert bespoke(*again).code == 0
     for name in ("result.json", "clients.parquet", "engine.json"):
@@ -408,7 +406,7 @@ def test_damaged_checkpoints(finished: Path) -> None:
         for count, path in enumerate(reversed(checkpoints), start=1):
             content = path.read_bytes()
             if how == "version":
-                path.write_bytes(content.replace(b'\\"format\\": 1', b'\\"format\\": 7'))
+                path.write_bytes(content.replace(b'\\"format\\": 2', b'\\"format\\": 7'))
             elif how == "bits":
                 path.write_bytes(content[:-4] + b"bits")
             else:
@@ -419,9 +417,9 @@ def test_damaged_checkpoints(finished: Path) -> None:
                 assert Path("spare/result.json").read_bytes() == (finished / "run/result.json").read_bytes()
                 shutil.rmtree("spare")
         if how == "version":  # not damaged, so not passed over
-            refused(bespoke(*again), "another version (format 7, known: 1)")
+            refused(bespoke(*again), "another version (format 7, known: 2)")
         else:
-            refused(bespoke(*again), "no checkpoint of run can be read", "damaged", "remove the folder")
+            refused(bespoke(*again), "no checkpoint of run can be used", "damaged", "remove the folder")
 
 
 @pytest.mark.parametrize("how", DAMAGES)

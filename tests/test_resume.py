@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ def test_when_no_checkpoint_can_be_read_the_run_says_so(
     interrupted(driver, references, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors"):
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"no checkpoint of .* can be gone on with: .*empty"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* can be used: .*empty"):
         RunFolder(tmp_path / "run").latest()
 
 
@@ -308,3 +308,59 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(tmp_path: Path) -> None:
     results = {name: contents(tmp_path / name) for name in ("whole", "stopped")}
     assert_identical(results["stopped"], results["whole"], "Ctrl-C")
     assert json.loads(out)["query"] == json.loads(results["whole"]["result.json"])["query"]
+
+
+def helpers(process: subprocess.Popen[str]) -> list[int]:
+    """The worker processes of a process."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return sorted(int(c) for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes())
+
+
+def until(happens: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not happens():
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def test_killed_workers_and_parents_and_sigterm(tmp_path: Path) -> None:
+    """Each end is told for what it is and leaves a run that goes on, to what an undisturbed run leaves."""
+    (tmp_path / "exp.toml").write_text(TOML.replace("rounds = 1500", "rounds = 250") + "[engine]\nworkers = 2\n")
+    out, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
+    command = ["run", str(tmp_path / "exp.toml"), "--json", "--out", str(out)]
+
+    def begun(*more: str) -> tuple[subprocess.Popen[str], list[int]]:
+        running = bespoke(*command, *more)
+        before = log.read_text().count("\n") if log.exists() else 0
+        until(lambda: log.exists() and log.read_text().count("\n") > before + 5, running)
+        return running, helpers(running)
+
+    running, workers = begun()
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Traceback" not in said
+    assert f"(process {workers[1]}) was killed (signal 9, SIGKILL), as the operating system does" in said
+    assert "of 2" in said
+    assert said.rstrip().endswith(f"--out {out} --resume")
+
+    running, _ = begun("--resume")
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "Traceback" not in said
+    assert f"go on with: bespoke run {tmp_path / 'exp.toml'} --json --out {out} --resume" in said
+
+    running, _ = begun("--resume")
+    os.kill(running.pid, signal.SIGKILL)
+    _, said = running.communicate(timeout=20)  # returns when the last worker has ended: they hold stderr open
+    assert said == ""
+
+    finished = bespoke(*command, "--resume")
+    _, said = finished.communicate(timeout=120)
+    assert finished.returncode == 0, said
+    command[-1] = str(tmp_path / "whole")
+    assert bespoke(*command).wait(timeout=120) == 0
+    assert_identical(contents(out), contents(tmp_path / "whole"), "disturbed three times")

@@ -23,11 +23,11 @@ from bespoke import comparison, presets, tuning
 from bespoke.comparison import Comparison
 from bespoke.config import checked, read_config
 from bespoke.data.splits import Query
-from bespoke.engines.workers import WorkerFailed
 from bespoke.errors import UserError
 from bespoke.jobs import Job, Jobs
 from bespoke.methods import METHODS
 from bespoke.presets import Preset
+from bespoke.processes import WorkerFailed
 from bespoke.space import Range, applied, grid, merged, probes, read_space
 from bespoke.tuning import Trial, best, folder_name
 from command import bespoke, plain_table, refused, write_csv
@@ -340,10 +340,10 @@ def test_a_process_that_dies(here: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def then_kill(self: Any, *arguments: Any) -> None:
         start(self, *arguments)
-        self.process.kill()
+        self.child.process.kill()
 
     monkeypatch.setattr(lanes.Lane, "start", then_kill)
-    with pytest.raises(WorkerFailed, match=r"died \(exit code -9\); out of memory"):
+    with pytest.raises(WorkerFailed, match=r"was killed \(signal 9, SIGKILL\), as .* runs out; try fewer --jobs"):
         library.tune("exp.toml", "out", jobs=2)
 
 

@@ -20,6 +20,7 @@ from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, c
 from bespoke.data.arrays import write_text
 from bespoke.data.checks import check
 from bespoke.defaults import PRIVATE_ROUNDS, Settled, settle
+from bespoke.digests import sealed
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.entries import Entry, title
 from bespoke.errors import UserError, unknown
@@ -153,7 +154,7 @@ class Comparison:
             about = self._about(experiment, chosen, tuning, jobs.text())
             self._spent(about["methods"], chosen)
             about["spent"] = whole_folder(self.folder)
-        write_text(self.folder / "compare.json", json.dumps(about, indent=1))
+        write_text(self.folder / "compare.json", json.dumps(sealed(about), indent=1))
         return self.folder
 
     def _entry(self, name: str) -> Entry:

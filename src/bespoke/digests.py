@@ -50,10 +50,8 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
     return {**record, SEAL: _of_record(record)}
 
 
-def check_seal(record: Any, where: object, advice: str = AGAIN) -> dict[str, Any]:
+def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> dict[str, Any]:
     """The record without its digest, if that is right; a record that has none is of an earlier version."""
-    if not isinstance(record, dict):
-        raise Damaged(f"{where} is damaged (not a JSON object); {advice}")
     rest = {name: value for name, value in record.items() if name != SEAL}
     if SEAL in record and record[SEAL] != _of_record(rest):
         raise Damaged(f"{where} is damaged: its contents do not match its digest; {advice}")
@@ -67,10 +65,18 @@ def _of_record(record: dict[str, Any]) -> str:
 
 def read_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
     """A JSON object whose digest is right, or that has none."""
+    return check_seal(parsed_json(path, advice), path, advice)
+
+
+def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
+    """A JSON object, whatever its digest."""
     try:
-        return check_seal(json.loads(path.read_text(encoding="utf-8")), path, advice)
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({error}); {advice}") from None
+    if not isinstance(found, dict):
+        raise Damaged(f"{path} is damaged (not a JSON object); {advice}")
+    return found
 
 
 def digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:

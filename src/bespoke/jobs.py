@@ -23,6 +23,7 @@ from bespoke.config import ExperimentConfig
 from bespoke.data.arrays import write_text
 from bespoke.data.lent import Lent
 from bespoke.data.population import Population
+from bespoke.digests import read_json, sealed
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.errors import UserError
 from bespoke.experiments import Bench, resolved, to_toml
@@ -34,6 +35,10 @@ from bespoke.runfolder import RunFolder
 from bespoke.stages import engine_choice, stage_key
 from bespoke.watcher import Interrupted, Progress, Pruned, Silent
 
+_UNKNOWN_ENGINE = (
+    "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
+    "in another folder with --out"
+)
 START_SECONDS = 4.0  # what starting processes costs; work that is shorter than twice that is done before they are up
 Result = dict[str, Any]
 Judge = Callable[["Job", int, float], bool]  # (job, rounds done, validation metric) -> worth going on
@@ -175,34 +180,47 @@ class Jobs:
     # -- how ----------------------------------------------------------------------------------------------------------
     def _engine(self, job: Job) -> EngineChoice:
         """How clients are executed in all runs; found out once, with the first."""
-        if self.how is None:
+        if self.how is None and not self._read_engine():
+            begun = next(self.folder.glob("*/*/engine.json"), None)
             path = self.folder / self.engine_file
-            if path.exists():
-                try:
-                    self.how = EngineChoice(**json.loads(path.read_text()))
-                except (ValueError, TypeError) as error:
-                    raise UserError(f"{path} is damaged ({error}); remove it and resume") from None
-            else:
-                self.how = engine_choice(self.bench.build(job.config, job.privacy))
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(self.how.to_json(), indent=1))
-                self.progress.note(f"engine: {self.how.text()}")
+            if begun is not None and path.name == "engine.json" and not job.own_engine:
+                raise UserError(f"{path} is missing, but {begun.parent} was begun with it; {_UNKNOWN_ENGINE}")
+            self.how = engine_choice(self.bench.build(job.config, job.privacy))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(sealed(self.how.to_json()), indent=1))
+            self.progress.note(f"engine: {self.how.text()}")
         if self.told and self.most != 1 and job.config.engine.workers:
             raise UserError(
                 f"{self.most} runs at a time, each with engine.workers = {job.config.engine.workers} processes: give "
                 "one of the two, --jobs or --workers"
             )
+        assert self.how is not None
+        # the same for the runs made before the processes are up, or the bits of a result would depend on the clock
+        return self.how if self._together_at_most() == 1 else replace(self.how, workers=0, threads=1)
+
+    def _read_engine(self) -> bool:
+        """Whether it is known how clients were executed by the process before this one."""
+        path = self.folder / self.engine_file
+        if path.exists():
+            try:
+                self.how = EngineChoice(**read_json(path, _UNKNOWN_ENGINE))
+            except TypeError as error:
+                raise UserError(f"{path} is damaged ({error}); {_UNKNOWN_ENGINE}") from None
+        return self.how is not None
+
+    def _together_at_most(self) -> int:
+        """How many runs are made at a time."""
         if self.most is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self.most = cores if self.expected > 1 and not self.how.workers else 1
-        # the same for the runs made before the processes are up, or the bits of a result would depend on the clock
-        return self.how if self.most == 1 else replace(self.how, workers=0, threads=1)
+            self.most = cores if self.expected > 1 and self.how and not self.how.workers else 1
+        return self.most
 
     def text(self) -> str:
-        """How the runs were executed, in words."""
-        if self.how is None:
+        """How the runs were executed, in words; also when all were finished before."""
+        if self.how is None and not self._read_engine():
             return ""
-        if self.most in (1, None):
+        assert self.how is not None
+        if self._together_at_most() == 1:
             return self.how.text()
         return f"{replace(self.how, workers=0, threads=1).text()}; {self.most} runs at a time"
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bespoke.engines.workers import WorkerFailed
 from bespoke.errors import UserError
+from bespoke.processes import CONTEXT, Child, WorkerFailed, obey_parent
 
 if TYPE_CHECKING:
     from bespoke.engines.engine import Choice as EngineChoice
@@ -50,15 +45,14 @@ class Relay:
         self.steps, self.last, self.told = 0, "", time.monotonic()
 
 
-def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Any) -> None:
+def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection) -> None:
     """The process: makes the runs it is given until the pipe closes."""
     import torch
 
     from bespoke.data.population import Population
     from bespoke.experiments import Bench
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it says when to stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    obey_parent()
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
@@ -70,19 +64,11 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Any) -> None:
     while True:
         try:
             job, how = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
-        outcome = _outcome(job, bench, how, cache, relay, stopping.is_set, judge)
-        with contextlib.suppress(BrokenPipeError):  # nobody listens: the next look at the pipe ends this
+        outcome = _outcome(job, bench, how, cache, relay, stopping.poll, judge)
+        with contextlib.suppress(OSError):  # nobody listens: the next look at the pipe ends this
             pipe.send(outcome)
-
-
-def _end_with_parent() -> None:
-    """Nobody is there to hear the results any more: a killed parent leaves no process that holds on to its folders."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
 
 
 def _outcome(
@@ -111,36 +97,16 @@ def _outcome(
         return "failed", traceback.format_exc()
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes started meanwhile inherit the block: a Ctrl-C while they import would end them with a traceback."""
-    if hasattr(signal, "pthread_sigmask"):
-        resource_tracker.ensure_running()  # which starts by itself, and unblocks signals as it does
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
 class Lane:
     """One such process, seen from the one that gives it jobs."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
-        self.bar, self.job, self.stopping = bar, None, context.Event()
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, folder, cache, self.stopping), daemon=True)
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(before, "1"))
-        try:
-            with _uninterrupted():
-                self.process.start()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        self.bar, self.job, self.told = bar, None, False
+        self.pipe, theirs = CONTEXT.Pipe()
+        stopping, self.stopping = CONTEXT.Pipe(duplex=False)
+        self.child = Child(_serve, (theirs, folder, cache, stopping), 1)
         theirs.close()
+        stopping.close()
 
     job: Job | None
 
@@ -153,7 +119,10 @@ class Lane:
 
     def stop(self) -> None:
         """After the current round; the run can be resumed."""
-        self.stopping.set()
+        if not self.told:
+            self.told = True
+            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+                self.stopping.send(True)
 
     def hear(self, judge: Judge) -> tuple[Job, Result | None] | None:
         """One message; the job and its result (None if the judge ended it) when it has ended."""
@@ -161,12 +130,14 @@ class Lane:
         assert job is not None
         try:
             kind, *rest = self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self.job = None
             raise self._died(job) from None
         if kind == "point":
             rounds, value = rest
-            self.pipe.send(judge(job, rounds, value))
+            worth = judge(job, rounds, value)
+            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+                self.pipe.send(worth)
             return None
         if kind in ("begin", "advance", "note"):
             getattr(self.bar, kind)(*rest)
@@ -177,17 +148,12 @@ class Lane:
         raise _raised(kind, rest, job.path.name)
 
     def _died(self, job: Job) -> WorkerFailed:
-        self.process.join(5)
-        code = self.process.exitcode
-        return WorkerFailed(f"the process of {job.path.name} died (exit code {code}); out of memory? Use fewer --jobs")
+        return WorkerFailed(f"the process of the run {job.path.name} {self.child.death()}; try fewer --jobs")
 
     def close(self) -> None:
         self.pipe.close()
-        if self.job is not None:
-            self.process.terminate()  # in the middle of a run: its folder stands that
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.terminate()
+        self.stopping.close()
+        self.child.close(at_once=self.job is not None)  # in the middle of a run: its folder stands that
         if hasattr(self.bar, "close"):
             self.bar.close()
 

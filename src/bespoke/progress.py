@@ -82,7 +82,7 @@ class Bars:
 
     @contextmanager
     def stopping(self) -> Iterator[Callable[[], bool]]:
-        """Turns the first Ctrl-C into a question asked after each round; the second interrupts at once."""
+        """Turns the first Ctrl-C or SIGTERM into a question asked after each round; the second interrupts at once."""
         asked = False
 
         def ask(number: int, frame: object) -> None:
@@ -92,11 +92,12 @@ class Bars:
             asked = True
             self._print("stopping after this round (Ctrl-C again to stop at once)")
 
-        before = signal.signal(signal.SIGINT, ask)
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield lambda: asked
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class Lane:

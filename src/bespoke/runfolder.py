@@ -31,7 +31,7 @@ from bespoke.digests import (
     digests,
     file_digest,
     new,
-    read_json,
+    parsed_json,
     results,
     sealed,
 )
@@ -255,7 +255,7 @@ class RunFolder:
                 problems.append(str(problem))
         if problems:
             said = "; ".join(dict.fromkeys(problems))
-            raise UserError(f"no checkpoint of {self.path} can be gone on with: {said}; {self._begin_again()}")
+            raise UserError(f"no checkpoint of {self.path} can be used: {said}; {self._begin_again()}")
         return None
 
     def final(self) -> Checkpoint | None:
@@ -283,7 +283,7 @@ class RunFolder:
             )
 
     def _begin_again(self) -> str:
-        return f"to begin again, remove {self.path}"
+        return f"to begin again, remove the folder {self.path}"
 
     # -- results -------------------------------------------------------------------------------------------------------
     def write_result(self, result: dict[str, Any]) -> None:
@@ -312,12 +312,13 @@ class RunFolder:
         path = self.path / "result.json"
         if not path.exists():
             return None
-        result = read_json(path, "remove it and resume the run")
+        advice = "remove it and resume the run"
+        result = parsed_json(path, advice)
         if "format" not in result or "label" not in result:
-            raise UserError(f"{path} is damaged (it is not a result); remove it and resume the run")
+            raise Damaged(f"{path} is damaged (it is not a result); {advice}")
         if result.get("format") != FORMAT:
             raise UserError(f"{path} was written by another version (format {result.get('format')!r}, known: {FORMAT})")
-        return result
+        return check_seal(result, path, advice)
 
     def write_table(self, name: str, columns: dict[str, Any]) -> None:
         import pyarrow

@@ -34,7 +34,6 @@ from bespoke.data.splits import cross_silo, everything
 from bespoke.engines.batches import Orders
 from bespoke.engines.engine import Choice, Engine, choose
 from bespoke.engines.host import ClientWork, Host, Mode
-from bespoke.engines.workers import WorkerFailed
 from bespoke.errors import UserError
 from bespoke.method import Batching, Method, Reveal
 from bespoke.methods import METHODS, FedAvg, FineTune, HypCluster
@@ -42,6 +41,7 @@ from bespoke.privacy.clip import Clip
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.transform import Sent, Transform
+from bespoke.processes import WorkerFailed
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment, Stage

@@ -232,16 +232,20 @@ def test_adopting_is_repeated_without_counting_twice(tmp_path: Path, monkeypatch
 
 
 # -- resumed -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("lost", ["kept", "removed", "changed"])
-def test_rounds_count_with_the_noise_they_were_made_with(lost: str, tmp_path: Path) -> None:
-    """Whatever becomes of privacy.json between two processes."""
+@pytest.mark.parametrize("lost", ["kept", "removed", "changed", "put back"])
+def test_rounds_count_with_the_noise_they_were_made_with(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of privacy.json between two processes; a checkpoint that holds a copy of it puts it back."""
+    if lost == "changed":
+        monkeypatch.setattr("bespoke.runfolder.SETTLED", ())
     what, stops = experiment((fedavg(), 4)), iter([False, True])
     with pytest.raises(Interrupted):
         run(tmp_path / "run", what, stop=lambda: next(stops))
     path = tmp_path / "run" / "privacy.json"
     if lost == "removed":
         path.unlink()
-    if lost == "changed":
+    if lost in ("changed", "put back"):
         settled = json.loads(path.read_text())
         path.write_text(json.dumps({**settled, "noise": settled["noise"] / 2}))
     run(tmp_path / "run", what)

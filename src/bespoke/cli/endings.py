@@ -1,12 +1,14 @@
-"""How a program ends: 0 fine, 1 failed, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C."""
+"""How a program ends: 0 fine, 1 failed, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from bespoke.cli.folders import Stopped
@@ -25,7 +27,23 @@ def program(work: Callable[[], object]) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     guard()
     warnings.simplefilter("ignore", RuntimeWarning)  # numpy's on empty means: the results say so themselves
-    sys.exit(_outcome(work))
+    with _terminable():
+        code = _outcome(work)
+    sys.exit(code)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the program as Ctrl-C does."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # signals are for the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _outcome(work: Callable[[], object]) -> int:

@@ -36,8 +36,15 @@ def listed(text: str) -> list[str]:
 
 
 def this_command() -> str:
-    """The command that repeats this, without what only says how it came about."""
-    return shlex.join(["bespoke", *(a for a in sys.argv[1:] if a != "--resume")])
+    """The command that repeats this, without what only says where it is written and how it came about."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--out":
+            next(words, None)
+        elif word != "--resume" and not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(["bespoke", *kept])
 
 
 def show_report(paths: list[Path], output: Path, as_json: bool, name_clients: bool = False) -> None:

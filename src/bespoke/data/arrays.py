@@ -185,7 +185,7 @@ def open_arrays(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 continue
             size = (end - begin) // dtype.itemsize
             arrays[name] = torch.frombuffer(buffer, dtype=dtype, count=size, offset=8 + length + begin).reshape(shape)
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({error})") from None
     if hasattr(mmap, "MADV_RANDOM"):
         buffer.madvise(mmap.MADV_RANDOM)

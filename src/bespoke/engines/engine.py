@@ -22,12 +22,13 @@ from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import steps_of, work_of
 from bespoke.engines.held import settle
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
-from bespoke.engines.workers import Worker, WorkerFailed
+from bespoke.engines.workers import Worker
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.privacy.transform import State
+from bespoke.processes import WorkerFailed
 from bespoke.robust.exchange import Combined
 from bespoke.tensors import Params, Tree, count, leaves, nbytes, stack, take, tree_map
 
@@ -88,7 +89,8 @@ class Engine:
         self.host: Host | None = None
         if choice.workers:
             self.lent = Lent(population)
-            self.workers = [Worker(self.lent.folder, mode) for _ in range(choice.workers)]
+            names = [f"worker {place + 1} of {choice.workers}" for place in range(choice.workers)]
+            self.workers = [Worker(self.lent.folder, mode, name) for name in names]
         else:
             self.host = Host(population, mode)
 

@@ -6,9 +6,8 @@ answers with partial sums. Messages are (name of a Host method, arguments) over 
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,11 +19,8 @@ import torch
 from bespoke.data.population import Population
 from bespoke.data.splits import Rows
 from bespoke.engines.host import ClientWork, Host, Mode, Partial
+from bespoke.processes import CONTEXT, Child, WorkerFailed, obey_parent
 from bespoke.tensors import tree_map
-
-
-class WorkerFailed(RuntimeError):
-    """A worker process raised or died; its traceback is in the message."""
 
 
 def _portable(value: Any) -> Any:
@@ -55,15 +51,13 @@ def _tensors(value: Any) -> Any:
 
 def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
     """The worker's loop: run Host methods until the pipe closes."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
+    obey_parent()
     torch.set_num_threads(mode.threads)
     host = Host(Population.open(folder, resident=True), mode)
     while True:
         try:
             name, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             if name == "open":
@@ -80,9 +74,11 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
                 answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))
             else:
                 answer = _portable(getattr(host, name)(*map(_tensors, arguments)))
-            pipe.send((True, answer))
+            result = True, answer
         except Exception:
-            pipe.send((False, traceback.format_exc()))
+            result = False, traceback.format_exc()
+        with suppress(OSError):  # nobody listens: the next look at the pipe ends this
+            pipe.send(result)
 
 
 def _rebound(value: Any, population: Population | None) -> Any:
@@ -99,36 +95,30 @@ def _rebound(value: Any, population: Population | None) -> Any:
 class Worker:
     """A Host in another process. `start` sends a call, `finish` waits for its answer, so that workers overlap."""
 
-    def __init__(self, folder: Path, mode: Mode) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, folder, mode), daemon=True)
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        os.environ.update(
-            {name: str(mode.threads) for name in before}
-        )  # inherited: no thread pool is built for nothing
-        try:
-            self.process.start()
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+    def __init__(self, folder: Path, mode: Mode, name: str = "a worker") -> None:
+        self.name = name
+        self.pipe, theirs = CONTEXT.Pipe()
+        self.child = Child(_serve, (theirs, folder, mode), mode.threads)
         theirs.close()
 
     def start(self, name: str, *arguments: Any) -> None:
-        self.pipe.send((name, tuple(_portable(_rebound(value, None)) for value in arguments)))
+        try:
+            self.pipe.send((name, tuple(_portable(_rebound(value, None)) for value in arguments)))
+        except OSError:
+            raise self._died() from None
 
     def finish(self) -> Any:
         try:
             fine, answer = self.pipe.recv()
-        except EOFError:
-            self.process.join(5)
-            raise WorkerFailed(f"a worker process died (exit code {self.process.exitcode}); out of memory?") from None
+        except (EOFError, OSError):
+            raise self._died() from None
         if not fine:
-            raise WorkerFailed(f"a worker process failed:\n{answer}")
+            raise WorkerFailed(f"{self.name} failed:\n{answer}")
         return _restored(answer)
+
+    def _died(self) -> WorkerFailed:
+        return WorkerFailed(f"{self.name} {self.child.death()}; try fewer workers (--workers or engine.workers)")
 
     def close(self) -> None:
         self.pipe.close()
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.terminate()
+        self.child.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bespoke.digests import check_finished, check_seal
 from bespoke.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def read_run(folder: Path) -> Run:
     missing = [key for key in ("label", "seed", "metric", "lower_is_better") if key not in result]
     if missing:
         raise UserError(f"{path} has no {', '.join(missing)}. {_REPEAT}")
+    check_finished(folder, result)
     return Run(folder, str(result["label"]), int(result["seed"]), result)
 
 
@@ -210,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} has format {record.get('format')!r}, this version of bespoke reads format {FORMAT}; "
             "report with the version that wrote it, or run the experiment again"
         )
-    return record
+    return check_seal(record, path, _REPEAT)
 
 
 def _check_alike(runs: Sequence[Run]) -> None:

@@ -1,0 +1,88 @@
+"""Processes that work for this one: how they start, how they end with it, and what is said when one dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker, util
+from multiprocessing.connection import wait
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class WorkerFailed(RuntimeError):
+    """A worker process raised or died; its traceback, or how it died, is in the message."""
+
+
+class Child:
+    """A process with so many threads, started at once; it ends with the one that started it, however that ends."""
+
+    def __init__(self, target: Any, arguments: tuple[Any, ...], threads: int) -> None:
+        self.process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
+        os.environ.update(dict.fromkeys(before, str(threads)))  # inherited: no thread pool is built for nothing
+        try:
+            with _uninterrupted():
+                self.process.start()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        # before multiprocessing asks it to end by SIGTERM, which it does not hear, and waits for it
+        self._end = util.Finalize(None, self.process.kill, exitpriority=10)
+
+    def close(self, at_once: bool = False) -> None:
+        """Wait until it has ended by itself, for it has nothing to do any more; if it does not, end it."""
+        self._end.cancel()
+        if not at_once:
+            self.process.join(timeout=5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(timeout=5)
+
+    def death(self) -> str:
+        """How it died, and what that usually means."""
+        self.process.join(5)
+        code, number = self.process.exitcode, self.process.pid
+        if code is None:
+            return f"(process {number}) does not answer any more"
+        if code >= 0:
+            return f"(process {number}) ended unexpectedly with exit code {code}"
+        name = f"signal {-code}"
+        with suppress(ValueError):  # a signal that has no name here
+            name += f", {signal.Signals(-code).name}"
+        cause = ", as the operating system does when memory runs out" if -code == 9 else ""
+        return f"(process {number}) was killed ({name}){cause}"
+
+
+def obey_parent() -> None:
+    """In such a process: leave Ctrl-C and SIGTERM to the parent, which says when to stop; end when it is gone."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Nobody is there to hear the results any more: a killed parent leaves no process that holds on to its folders."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started meanwhile inherit the block: a Ctrl-C while they import would end them with a traceback."""
+    if hasattr(signal, "pthread_sigmask"):
+        resource_tracker.ensure_running()  # which starts by itself, and unblocks signals as it does
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
