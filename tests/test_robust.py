@@ -28,6 +28,7 @@ from bespoke.robust.outliers import outliers
 from bespoke.robust.rules import allowed, krum, krum_scores, median, trimmed_mean
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
+from bespoke.watcher import Interrupted
 
 FORM = Form({"delta": "weight"}, (), ("weight",), ())
 MESSAGES = np.random.default_rng(5).standard_normal((11, 4))
@@ -319,3 +320,20 @@ def test_the_benchmark_makes_its_table_from_folders(tmp_path: Path, monkeypatch:
     lines = benchmark.table(tmp_path).splitlines()
     assert lines[2] == "| none | " + " | ".join(["0.600"] * 7) + " |"
     assert next(line for line in lines if line.startswith("| scale")).split(" | ")[1:3] == ["diverged", "0.600"]
+
+
+def test_a_stopped_run_ends_at_the_same_bytes(tmp_path: Path) -> None:
+    """Nothing of a rule or an attack is remembered but what checkpoints and logs hold."""
+    raw = {
+        "data": {"source": "exam"}, "robust": {"rule": "multi-krum"}, "attack": {"kind": "noise"},
+        "cohort": {"size": 20}, "stage": [{"method": "scaffold", "rounds": 5}],
+    }  # fmt: skip
+    whole = run(raw, tmp_path / "whole")
+    experiment, folder = build(checked(raw, "test")), RunFolder.create(tmp_path / "parts", "")
+    rounds: list[int] = []
+    with pytest.raises(Interrupted):
+        Run(experiment, folder, after_round=lambda _, n: rounds.append(n), stop=lambda: 3 in rounds).run()
+    assert Run(experiment, folder).run() == whole
+    assert rounds == [1, 2, 3]
+    same = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("whole", "parts")]
+    assert same[0] == same[1]
