@@ -7,10 +7,12 @@ reads it. What the command leaves is compared with what it leaves of a whole fol
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from benchmarks.attack.campaign import Verdict
 from benchmarks.attack.child import CRASH, Ended, bespoke
@@ -39,35 +41,37 @@ def attempt(draw: random.Random, number: int, folder: Path, references: Path) ->
     if not files:
         return Verdict(kind, f"{case.name}: killed before there was a file")
     path = draw.choice(files)
-    way = spoil(path, draw.choice(WAYS), draw, files)
-    name = str(path.relative_to(folder))
-    story = f"{case.name}: {name} {way}; bespoke {' '.join(words)}"
+    way, *damaged = spoil(path, draw.choice(WAYS), draw, files)
+    names = [str(each.relative_to(folder / "out")) for each in damaged]
+    story = f"{case.name}: {' with '.join(names)} {way}; bespoke {' '.join(words)}"
     ended = bespoke(words, folder, limit=SLOW)
-    mentioned = path.name in ended.said or way.rpartition(" ")[2] in ended.said
+    mentioned = any(each.name in ended.said for each in damaged)
+    if way == "deleted" and path.name == "result.json":  # then the run is simply not finished
+        mentioned = mentioned or "unfinished" in ended.said
     found, expected = results(folder / "out"), _expected(case, words, about, references)
     if "--resume" not in words:  # such a command repairs nothing
-        for each in (found, expected):
-            each.pop(name.removeprefix("out/"), None)
+        for each, name in itertools.product((found, expected), names):
+            each.pop(name, None)
     return Verdict(kind, story, _problem(ended, mentioned, found, expected), ended.code == 2, ended.said)
 
 
-def spoil(path: Path, way: str, draw: random.Random, files: list[Path]) -> str:
-    """Damage a file in this way, or flip a bit where the way does not apply; returns what was done."""
+def spoil(path: Path, way: str, draw: random.Random, files: list[Path]) -> tuple[Any, ...]:
+    """Damage a file in this way, or flip a bit where the way does not apply; returns what was done, and to what."""
     content, mode = bytearray(path.read_bytes()), path.stat().st_mode
     others = [other for other in files if other.suffix == path.suffix and other.read_bytes() != bytes(content)]
     numbers = list(re.finditer(rb"[1-9]\d*", bytes(content[:4000])))
     lines = bytes(content).splitlines(keepends=True)
     if way == "deleted":
         path.unlink()
-        return way
+        return way, path
     if way == "swapped" and others:
         other = draw.choice(others)
         path.write_bytes(other.read_bytes())
         other.write_bytes(bytes(content))
-        return f"swapped with {other.name}"
+        return way, path, other
     if not content:
         path.write_bytes(b"\x00" * 7)
-        return "padded"
+        return "padded", path
     if way == "lowered" and numbers:
         found = draw.choice(numbers)
         lower = str(int(found[0]) - 1).encode().rjust(len(found[0]), b"0" if path.suffix == ".parquet" else b" ")
@@ -93,7 +97,7 @@ def spoil(path: Path, way: str, draw: random.Random, files: list[Path]) -> str:
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
     path.write_bytes(bytes(content))
     path.chmod(mode)
-    return way
+    return way, path
 
 
 def _command(draw: random.Random, case: Case, finished: bool) -> list[str]:

@@ -74,8 +74,8 @@ class Job:
             return None
         if begun.read_bytes() != to_toml(self.config).encode():
             raise UserError(
-                f"{self.path} holds another experiment than the one asked for now; resume with the same options or "
-                "choose another folder with --out"
+                f"{begun} is of another experiment than the one asked for now, or was changed; resume with the same "
+                "options or choose another folder with --out"
             )
         return RunFolder(self.path).result()
 
