@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
@@ -163,8 +162,8 @@ def check_numbers(value: Any, where: str, key: str = "") -> None:
     """Refuse numbers that there is no room for: TOML's integers have 64 bits, models compute in single precision."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UserError(f"{where}: {key} = {_shortened(value)}: a whole number has to be below 2^63 = {2**63:,}")
-    if isinstance(value, float) and SINGLE < abs(value) < math.inf:
-        raise UserError(f"{where}: {key} = {value:g}: a number has to be below {SINGLE:.3g} (single precision)")
+    if isinstance(value, float) and not abs(value) <= SINGLE:  # nor NaN
+        raise UserError(f"{where}: {key} = {value:g}: has to be a finite number below {SINGLE:.3g} (single precision)")
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, entry in entries:
         check_numbers(entry, where, f"{key}.{name}" if key else str(name))
