@@ -89,7 +89,7 @@ class RunFolder:
         folder = cls(path)
         begun = path / "config.toml"
         if begun.is_file() and begun.read_bytes() != config.encode():
-            raise UserError(f"{path} already holds another experiment than this one; choose another folder")
+            raise UserError(f"{begun} holds another experiment than this one, or was changed; choose another folder")
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config)

@@ -38,7 +38,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.optuna: Any = optuna
         self.space, self.seed, self.made = space, seed, made
-        path = folder / "study.db"
+        path = self.path = folder / "study.db"
         try:
             storage = optuna.storages.RDBStorage(
                 "sqlite:///study.db",  # only tells the dialect: a path could hold characters that mean something in it
@@ -72,6 +72,7 @@ class Study:
             else:
                 trial.values = old.user_attrs.get("values", [])
                 trial.pruned = old.user_attrs.get("pruned", False)
+                self._check(trial)
 
         def source() -> Job | None:
             for number in self.told:
@@ -83,6 +84,18 @@ class Study:
         left = max(count - len(self.trials), 0) + len(self.told)
         jobs.run(source, self._done, left * seeds, self._judge)
         return [self.trials[number] for number in sorted(self.trials)]
+
+    def _check(self, trial: Trial) -> None:
+        """Compare what the study says of a trial with its runs, which are verified."""
+        for job, value in zip(trial.jobs, trial.values):
+            result = job.finished()
+            said = (result or {}).get("validation")
+            if value is not None and said != value:
+                raise UserError(
+                    f"{self.path} says that trial {trial.number} has the validation metric {value}, "
+                    f"{job.path / 'result.json'} says {said}: one of them is damaged or missing. Remove "
+                    f"{self.path.name} and resume: finished runs are not repeated"
+                )
 
     def _enter(self, number: int, params: dict[str, Any]) -> Trial:
         trial = self.made(number, self._setting(params))

@@ -197,9 +197,9 @@ class Tuning:
             indent=1,
         )  # fmt: skip
         path = self.folder / "search.json"
-        if path.exists() and path.read_text(encoding="utf-8") != asked:
+        if path.exists() and path.read_bytes() != asked.encode():
             raise UserError(
-                f"{self.folder} was begun with another experiment, space or seeds than asked for now; resume with the "
+                f"{path} holds another experiment, space or seeds than asked for now, or was changed; resume with the "
                 "same ones (only --trials and --jobs may differ), or choose another folder with --out"
             )
         try:

@@ -48,7 +48,8 @@ def place(out: Path | None, stem: str, resume: bool, kind: str) -> Path:
     if resume and not out.is_dir():
         raise UserError(f"--resume: there is no folder {out}; leave --resume out to begin there")
     if resume and not empty and not _begun(out, kind):
-        raise UserError(f"--resume: {out} holds nothing that `bespoke {kind}` began; choose another --out")
+        lacks = " or ".join(BEGUN[kind])
+        raise UserError(f"--resume: {out} holds nothing that `bespoke {kind}` began (no {lacks}); choose another --out")
     if not resume and not empty:
         rest = "add --resume to go on with it, or " if _begun(out, kind) else ""
         raise UserError(f"--out {out} exists already and is not empty; {rest}choose another folder")
