@@ -197,8 +197,11 @@ class Mixed(Method):
         eye = torch.eye(len(between), dtype=torch.float64)
         if "groups" not in server:
             doubt = inverse(information[0])
-            likelihood = sums["loglik"][0] - 0.5 * self.reml * log_determinant(information[0])
-            return {**server, "doubt": doubt, "beta": server["beta"] + doubt @ score[0], "likelihood": likelihood}
+            move = doubt @ score[0]
+            # at the best beta, so that rounds can be compared
+            likelihood = sums["loglik"][0] + 0.5 * move @ score[0]
+            likelihood = likelihood - 0.5 * self.reml * log_determinant(information[0])
+            return {**server, "doubt": doubt, "beta": server["beta"] + move, "likelihood": likelihood}
         inside = torch.linalg.inv(torch.linalg.inv(between + TINY * eye) + information)
         mean = torch.einsum("gij,gj->gi", inside, score)
         # the likelihood with the effects integrated out: at their mode, and by the curvature there
@@ -213,8 +216,8 @@ class Mixed(Method):
         heard = score - torch.einsum("gij,gj->gi", information, mean)
         said[0], heard[0] = information[0], score[0]  # clients without a group speak of beta itself
         doubt = inverse(said.sum(0))
-        likelihood = fitted.sum() - 0.5 * self.reml * log_determinant(said.sum(0))
         move = doubt @ heard.sum(0)
+        likelihood = fitted.sum() + 0.5 * move @ heard.sum(0) - 0.5 * self.reml * log_determinant(said.sum(0))
         kept = eye - inside @ information
         mean = mean - torch.einsum("gij,gj->gi", inside @ information, move.expand_as(mean))
         mean[0] = 0.0
@@ -255,15 +258,17 @@ class Mixed(Method):
         now, after, damp = _variances(server), _variances(new), server["damp"]
         guarded = self.covariance == "diagonal" and not self.robust
         fell = new["likelihood"] < server["likelihood"] - NOTHING - 1e-7 * new["likelihood"].abs()
-        if fell and guarded and not torch.equal(now, server["good"]):
+        stepped = not torch.equal(now, server["good"])
+        if fell and guarded and stepped:
             return {**_with_variances(server, server["good"]), "damp": damp / 3}
-        if guarded:
-            after = now + damp * (after - now)
+        if self.covariance == "diagonal":  # the slopes of robust clients are those of a bound: whole steps may swing
+            after = now + (0.5 if self.robust else damp) * (after - now)
             new = {**_with_variances(new, after), "damp": (2 * damp).clamp(max=1.0)}
         change = ((after - now).abs() / (after + 1e-3 * new["noise"])).max()
         still = (new["beta"] - server["beta"]).abs().max() < 1e-3
         enough = ENOUGH if self.robust or new["likelihood"] < server["likelihood"] + NOTHING else CHANGE
-        return {**new, "good": now, "settled": (change < enough) & still}
+        level = guarded and stepped and new["likelihood"] < server["likelihood"] + 0.1 * NOTHING * damp
+        return {**new, "good": now, "settled": (change < enough) & still | level}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
         """The coefficients, how they vary, and the shares of the variance: what the report shows."""
