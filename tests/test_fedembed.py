@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bespoke.comparison import describe
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
+from bespoke.described import describe
 from bespoke.engines.batches import Orders, Sliced
 from bespoke.engines.engine import Choice
 from bespoke.errors import UserError

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from bespoke import api
-from bespoke.comparison import cautions
 from bespoke.config import checked
+from bespoke.described import cautions
 from bespoke.engines.batches import Orders
 from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork

@@ -13,7 +13,8 @@ from bespoke.terminal import Terminal
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.comparison import NO_TASK, describe
+    from bespoke.comparison import NO_TASK
+    from bespoke.described import describe
     from bespoke.methods import METHODS
 
     if name is not None and name not in METHODS:

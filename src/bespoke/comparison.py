@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +18,10 @@ from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, c
 from bespoke.data.arrays import write_text
 from bespoke.data.checks import check
 from bespoke.defaults import PRIVATE_ROUNDS, Settled, settle
+from bespoke.described import cautions, describe, described
 from bespoke.digests import sealed
 from bespoke.engines.engine import Choice as EngineChoice
-from bespoke.entries import Entry, title
+from bespoke.entries import Entry
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import Bench, check_stages_fit, load_population, resolved
 from bespoke.forgotten import without_forgotten
@@ -30,16 +29,13 @@ from bespoke.jobs import Job, Jobs
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.metrics.harm import UNATTACKED
-from bespoke.metrics.text import listing
 from bespoke.presets import Preset
 from bespoke.privacy.runs import together, whole_folder
 from bespoke.references import REFERENCES, references_for
 from bespoke.results import read_selection
-from bespoke.robust.settings import RobustConfig, shown
 from bespoke.runfolder import FORMAT
 from bespoke.space import Space, grid, merged, probes, read_space
 from bespoke.stages import Experiment
-from bespoke.tensors import count
 from bespoke.tuning import Trial, best, folder_name, settled
 from bespoke.watcher import Progress, Silent
 
@@ -342,13 +338,8 @@ class Comparison:
     def _about(
         self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any], engine: str
     ) -> dict[str, Any]:
-        population, split = experiment.population, experiment.split
-        about = population.about
         return {
             "format": FORMAT,
-            "title": about.get("title", about["name"]),
-            "metric": experiment.metric,
-            "lower_is_better": experiment.lower_is_better,
             "baseline": next((name for name in ("fedavg", "shared") if name in self.methods), self.methods[0]),
             "references": [
                 {"label": name, "title": REFERENCES[name][0], "what": REFERENCES[name][1]} for name in self.referred
@@ -372,36 +363,11 @@ class Comparison:
             "expected": self.expected,
             "accept": self.accept,
             "notes": self.notes,
-            "data": {
-                "name": about["name"],
-                "title": about.get("title", ""),
-                "clients": len(population),
-                "examples": population.rows,
-                "groups": len(population.groups),
-                "features": about.get("features", []),
-                "target": about.get("target", ""),
-                "task": about["task"],
-                "licence": about.get("licence", ""),
-                "notes": about.get("notes", []),
-            },
-            "split": {
-                **resolved(self._config(self.methods[0], self.seeds[0], chosen))["split"],
-                "train_clients": len(split.train.clients),
-                "test_clients": len(split.test.query.clients),
-                "train_rows": int(split.train.sizes().sum()),
-                "validation_rows": int(split.selection.validation.sizes().sum()),
-                "query_rows": int(split.test.query.sizes().sum()),
-            },
-            "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
+            **described(experiment, resolved(self._config(self.methods[0], self.seeds[0], chosen))["split"]),
             "engine": {"text": engine},
-            "cohort": experiment.cohort,
             "privacy": self.base.get("privacy") or {},
             **{name: self.base[name] for name in ("robust", "attack") if self.base.get(name)},
             "command": self.command,
-            "versions": {
-                "python": platform.python_version(),
-                **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")},
-            },
         }
 
 
@@ -440,54 +406,3 @@ def tune_seeds(asked: Any, seeds: tuple[int, ...]) -> tuple[int, ...]:
     if asked == "all":
         return seeds
     return seeds[:asked] if isinstance(asked, int) else tuple(asked)
-
-
-def stateful(method: type[Method]) -> bool:
-    """Whether clients, or the server about single clients, remember anything from round to round."""
-    return (method.init_private, method.unicast) != (Method.init_private, Method.unicast)
-
-
-def cautions(planned: Iterable[Experiment]) -> list[str]:
-    """A word where clients that are to remember something seldom or never train, once for all to whom it applies."""
-    found: dict[str, list[str]] = {}
-    for experiment in planned:
-        method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)
-        if not stateful(type(method)):
-            continue
-        if experiment.split.kind == "cross-device":
-            why = f"but cross-device tests clients that never train: {method.unseen}"
-        elif experiment.cohort < trained:
-            why = (
-                f"and {experiment.cohort:,} of {trained:,} clients train in a round: what the others keep grows old, "
-                f"and {method.unseen}"
-            )
-        else:
-            continue
-        found.setdefault(why, []).append(experiment.label)
-    return [
-        f"{listing(labels)} {'keep' if len(labels) > 1 else 'keeps'} something for every client from round to round, "
-        f"{why}."
-        for why, labels in found.items()
-    ]
-
-
-def describe(method: Method, robust: RobustConfig | None = None) -> dict[str, Any]:
-    """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
-    uplink = shown(method, robust)
-    return {
-        "name": method.name,
-        "title": title(type(method)),
-        "summary": (method.__doc__ or "").strip().splitlines()[0],
-        "paper": method.paper,
-        "down": method.downlink,
-        "travels": {name: reveal.value for name, reveal in uplink.items()},
-        "reveals": {name: reveal.name for name, reveal in uplink.items()},
-        "changes": list(method.changes),
-        "by_group": type(method).groups is not Method.groups,
-        "private": method.private,
-        "personal": method.personal,
-        "unseen": method.unseen,
-        "stateful": stateful(type(method)),
-        "rounds": method.trains,
-        "after": method.after,
-    }

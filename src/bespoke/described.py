@@ -1,0 +1,100 @@
+"""What compare.json says of an experiment, its data and its methods, read off what they declare."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+from bespoke.entries import title
+from bespoke.method import Method
+from bespoke.metrics.text import listing
+from bespoke.robust.settings import RobustConfig, shown
+from bespoke.stages import Experiment
+from bespoke.tensors import count
+
+
+def described(experiment: Experiment, protocol: dict[str, Any]) -> dict[str, Any]:
+    """The data, their split, the model and what it was run with; `protocol`: how the split was asked for."""
+    population, split = experiment.population, experiment.split
+    about = population.about
+    return {
+        "title": about.get("title", about["name"]),
+        "metric": experiment.metric,
+        "lower_is_better": experiment.lower_is_better,
+        "data": {
+            "name": about["name"],
+            "title": about.get("title", ""),
+            "clients": len(population),
+            "examples": population.rows,
+            "groups": len(population.groups),
+            "features": about.get("features", []),
+            "target": about.get("target", ""),
+            "task": about["task"],
+            "licence": about.get("licence", ""),
+            "notes": about.get("notes", []),
+        },
+        "split": {
+            **protocol,
+            "train_clients": len(split.train.clients),
+            "test_clients": len(split.test.query.clients),
+            "train_rows": int(split.train.sizes().sum()),
+            "validation_rows": int(split.selection.validation.sizes().sum()),
+            "query_rows": int(split.test.query.sizes().sum()),
+        },
+        "model": {"name": type(experiment.task.network).__name__, "parameters": count(experiment.task.init(0))},
+        "cohort": experiment.cohort,
+        "versions": {"python": platform.python_version(), **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")}},
+    }
+
+
+def stateful(method: type[Method]) -> bool:
+    """Whether clients, or the server about single clients, remember anything from round to round."""
+    return (method.init_private, method.unicast) != (Method.init_private, Method.unicast)
+
+
+def cautions(planned: Iterable[Experiment]) -> list[str]:
+    """A word where clients that are to remember something seldom or never train, once for all to whom it applies."""
+    found: dict[str, list[str]] = {}
+    for experiment in planned:
+        method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)
+        if not stateful(type(method)):
+            continue
+        if experiment.split.kind == "cross-device":
+            why = f"but cross-device tests clients that never train: {method.unseen}"
+        elif experiment.cohort < trained:
+            why = (
+                f"and {experiment.cohort:,} of {trained:,} clients train in a round: what the others keep grows old, "
+                f"and {method.unseen}"
+            )
+        else:
+            continue
+        found.setdefault(why, []).append(experiment.label)
+    return [
+        f"{listing(labels)} {'keep' if len(labels) > 1 else 'keeps'} something for every client from round to round, "
+        f"{why}."
+        for why, labels in found.items()
+    ]
+
+
+def describe(method: Method, robust: RobustConfig | None = None) -> dict[str, Any]:
+    """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
+    uplink = shown(method, robust)
+    return {
+        "name": method.name,
+        "title": title(type(method)),
+        "summary": (method.__doc__ or "").strip().splitlines()[0],
+        "paper": method.paper,
+        "down": method.downlink,
+        "travels": {name: reveal.value for name, reveal in uplink.items()},
+        "reveals": {name: reveal.name for name, reveal in uplink.items()},
+        "changes": list(method.changes),
+        "by_group": type(method).groups is not Method.groups,
+        "private": method.private,
+        "personal": method.personal,
+        "unseen": method.unseen,
+        "stateful": stateful(type(method)),
+        "rounds": method.trains,
+        "after": method.after,
+    }
