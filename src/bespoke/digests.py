@@ -53,7 +53,7 @@ def sealed(record: dict[str, Any]) -> dict[str, Any]:
 def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> dict[str, Any]:
     """The record without its digest, if that is right; a record that has none is of an earlier version."""
     rest = {name: value for name, value in record.items() if name != SEAL}
-    if SEAL in record and record[SEAL] != _of_record(rest):
+    if (SEAL in record or "written" in record) and record.get(SEAL) != _of_record(rest):
         raise Damaged(f"{where} is damaged: its contents do not match its digest; {advice}")
     return rest
 
@@ -71,11 +71,19 @@ def read_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
 def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
     """A JSON object, whatever its digest."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({error}); {advice}") from None
     if not isinstance(found, dict):
         raise Damaged(f"{path} is damaged (not a JSON object); {advice}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no key comes twice, as in all that is written here."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
     return found
 
 

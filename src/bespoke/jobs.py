@@ -71,7 +71,9 @@ class Job:
         """The result, if it is there; an error if the folder holds another experiment."""
         begun = self.path / "config.toml"
         if not begun.exists():
-            return None
+            if not (self.path / "result.json").exists():
+                return None
+            write_text(begun, to_toml(self.config))  # it was lost; result.json tells whether it was this one
         if begun.read_bytes() != to_toml(self.config).encode():
             raise UserError(
                 f"{begun} is of another experiment than the one asked for now, or was changed; resume with the same "
