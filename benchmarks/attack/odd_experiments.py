@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from benchmarks.attack import odd
@@ -42,6 +42,7 @@ def make(draw: random.Random, folder: Path) -> list[str]:
 def _valid(draw: random.Random, command: str, wild: bool) -> dict[str, Any]:
     """An experiment with parts drawn at random, each of which is allowed by itself."""
     from bespoke.methods import METHODS
+    from bespoke.robust.settings import AttackKind, RuleName
 
     method = draw.choice(list(METHODS))
     made = experiment(method)
@@ -68,12 +69,18 @@ def _valid(draw: random.Random, command: str, wild: bool) -> dict[str, Any]:
                       "quantize": draw.choice(("stochastic", "nearest"))},
         "privacy": {"clip": 0.5, "delta": 0.01, draw.choice(("adaptive", "public_statistics")): True,
                     "reproducible": True},
+        "robust": {"f": draw.choice((1, 0.2)), "trim": 0.3, "bound": draw.choice(("auto", 0.5)), "steps": 2},
+        "attack": {"clients": draw.choice((0.2, 0.5, 1.0)), "factor": 5.0},
     }  # fmt: skip
     for name, table in tables.items():
         if draw.random() < 0.2:
             made[name] = {key: given for key, given in table.items() if draw.random() < 0.5}
     if "privacy" in made:
         made["privacy"] |= draw.choice(({"noise": 1.0}, {"local_noise": 2.0}, {"epsilon": 8.0}, {"clipping": "layer"}))
+    if "robust" in made:
+        made["robust"]["rule"] = draw.choice(get_args(RuleName))
+    if "attack" in made:
+        made["attack"]["kind"] = draw.choice(get_args(AttackKind))
     for key, given in (("metric", draw.choice(("mse", "mae", "rmse", "auc"))), ("safe_steps", True)):
         if draw.random() < 0.1:
             made[key] = given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass
@@ -158,15 +159,18 @@ def _check_seeds(seeds: Any, where: str) -> None:
         raise UserError(f"{where} seeds = {seeds!r}: how many, one or more, or a list of them")
 
 
-def check_numbers(value: Any, where: str, key: str = "") -> None:
-    """Refuse numbers that there is no room for: TOML's integers have 64 bits, models compute in single precision."""
+def check_numbers(value: Any, where: str, key: str = "", finite: bool = False) -> None:
+    """Refuse numbers that there is no room for: TOML's integers have 64 bits, models compute in single precision.
+
+    `finite` is for values of any type; where a type is declared, it says by itself whether it takes infinity and NaN.
+    """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UserError(f"{where}: {key} = {_shortened(value)}: a whole number has to be below 2^63 = {2**63:,}")
-    if isinstance(value, float) and not abs(value) <= SINGLE:  # nor NaN
+    if isinstance(value, float) and (SINGLE < abs(value) < math.inf or (finite and not math.isfinite(value))):
         raise UserError(f"{where}: {key} = {value:g}: has to be a finite number below {SINGLE:.3g} (single precision)")
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, entry in entries:
-        check_numbers(entry, where, f"{key}.{name}" if key else str(name))
+        check_numbers(entry, where, f"{key}.{name}" if key else str(name), finite)
 
 
 def _shortened(value: int) -> str:
@@ -291,6 +295,8 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
         config = ExperimentConfig.model_validate(raw)
     except ValidationError as error:
         raise explain(error, ExperimentConfig, where) from None
+    check_numbers(config.data.options, where, "data.options", finite=True)
+    check_numbers(config.model.model_dump(), where, "model", finite=True)
     _check_data(config.data, where)
     _check_split(config.split, where)
     if config.privacy is not None:
