@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -42,6 +42,9 @@ class SmallDitto(FedAvg):
     name = "small-ditto"
     private = {"model": "the client's own model"}
     personal = "the private model"
+
+    def batching(self) -> Batching:
+        return replace(super().batching(), uses=2)
 
     def init_private(self, params: Params) -> Tree:
         return {"model": params}

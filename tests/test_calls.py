@@ -49,7 +49,7 @@ def test_a_call_that_means_nothing_is_refused(call: Any, words: tuple[str, ...],
 
 def test_every_function_of_the_library_is_checked() -> None:
     found = [f for n, f in vars(api).items() if inspect.isfunction(f) and f.__module__ == api.__name__]
-    assert {f.__name__ for f in found} == {"compare", "run", "tune"}
+    assert {"compare", "run", "tune"} <= {f.__name__ for f in found}
     for function in found:
         with pytest.raises(bespoke.UserError):
             function(no_such_argument=1)

@@ -92,6 +92,7 @@ def tune(
     return Tuning.of(raw, config, Path(out), "tune", jobs=jobs).run()
 
 
+@checked_call
 def forget(folder: str | Path, client: str) -> dict[str, Any]:
     """Take a client out of a run, comparison or tuning folder; returns a receipt of what was changed and searched."""
     return forget_client(Path(folder), client)

@@ -27,7 +27,7 @@ def knobs(kind: type) -> list[dict[str, Any]]:
     """A dataclass's knobs: name, default, meaning, bounds; those of a nested dataclass with a dot."""
     found: list[dict[str, Any]] = []
     for entry in fields(kind):
-        if entry.name == "task":
+        if entry.name == "task" or not entry.init:
             continue
         made = entry.default_factory() if entry.default_factory is not MISSING else entry.default
         if is_dataclass(made):

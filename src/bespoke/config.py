@@ -386,7 +386,7 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
     settings: dict[str, Any] = {}
     nested: dict[str, Any] = {}
     for entry in fields(kind):
-        if entry.name == "task":
+        if entry.name == "task" or not entry.init:
             continue
         if is_dataclass(hints[entry.name]):
             also = (*also, entry.name)

@@ -39,7 +39,7 @@ class Batching:  # how a client's rows become minibatches
     shuffle: bool = True  # False: rows as they are stored
     drop_last: bool = False  # leave out the last, partial batch (a client smaller than a batch keeps its only one)
     uses: int = 1  # how many descents go over them: for counting the work
-    steps: int = 0  # if given, at most so many steps instead of epochs: one order of the rows, over and over
+    steps: int = 0  # if given, so many steps, not epochs; a private leaf `steps` says how many a client took, if fewer
 
 
 class Batches(Protocol):  # one client's minibatches; the engine decides how they come about

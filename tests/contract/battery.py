@@ -49,7 +49,7 @@ def method_of(kind: type[Method], world: World, drop_last: bool = False, **knobs
     }  # fmt: skip
     if issubclass(kind, FineTune):
         settings |= {"epochs": 3, "every": 2, "lrs": (0.1, 0.02)}
-    known = {entry.name for entry in fields(kind)}
+    known = {entry.name for entry in fields(kind) if entry.init}
     return kind(world.task, **{name: value for name, value in settings.items() if name in known} | knobs)
 
 

@@ -188,14 +188,18 @@ def steps_of(sizes: Ints, batching: Batching) -> Ints:
     return -(-sizes // batching.size)
 
 
-def work_of(sizes: Ints, batching: Batching) -> tuple[int, int]:
-    """Steps and examples of clients with these numbers of rows; where a batching is in steps, the most there can be."""
+def work_of(sizes: Ints, batching: Batching, taken: Ints | None = None) -> tuple[int, int]:
+    """Steps and examples of clients with these numbers of rows.
+
+    Where a batching is in steps these are the most there can be, unless each client's number (`taken`) is known.
+    """
     if not batching.steps:
         passes = batching.epochs * batching.uses
         return int(steps_of(sizes, batching).sum()) * passes, int(sizes.sum()) * passes
-    laps, rest = np.divmod(batching.steps, np.maximum(steps_of(sizes, batching), 1))
+    steps = (np.full_like(sizes, batching.steps) if taken is None else taken) * (sizes > 0)
+    laps, rest = np.divmod(steps, np.maximum(steps_of(sizes, batching), 1))
     examples = laps * sizes + np.minimum(rest * batching.size, sizes)
-    return batching.uses * batching.steps * int((sizes > 0).sum()), batching.uses * int(examples.sum())
+    return batching.uses * int(steps.sum()), batching.uses * int(examples.sum())
 
 
 class Layout:

@@ -201,6 +201,8 @@ class Host:
         if coming is not None:
             self.population.expect(coming, columns_of(self.population))
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
+        told = batching.steps > 0 and not any(transform.hides for transform in self.work.transforms)
+        taken = np.full(len(clients), batching.steps)
         for positions in self.plan.chunks:
             chosen = clients[positions]
             private, memory = self._parted(self.private.read(chosen))
@@ -213,6 +215,8 @@ class Host:
                     for i, p in enumerate(positions)
                 )
                 new, up = (stack(list(side)) for side in zip(*rounds))
+            if told and "steps" in new:
+                taken[positions] = new["steps"].numpy()
             sent = Sent(up, nbytes(up), self.population.keys[chosen], key, self.told, memory)
             for transform in self.work.transforms:
                 sent = transform.client(sent)
@@ -221,6 +225,8 @@ class Host:
             groups = 0 if rows is None else len(leaves(shared)[0])
             self._collect(result, chosen, self._joined(new, sent.memory), sent.up, places, groups)
         result.joined()
+        if told:
+            result.steps, result.examples = work_of(self.plan.layout.sizes, batching, taken)
         if self.work.holds:
             self.held = self._hold(result, clients, rows, len(leaves(shared)[0]) if rows is not None else 1)
         return result

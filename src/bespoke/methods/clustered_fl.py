@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from bespoke.method import Cohort, Reveal, Setting, knob
-from bespoke.methods.grouped import FoundGroups
+from bespoke.methods.grouped import FoundGroups, Grouped
 from bespoke.tensors import Params, Tree, scale, tree_map
 
 
 @dataclass(frozen=True)
-class ClusteredFL(FoundGroups):
+class ClusteredFL(FoundGroups, Grouped):
     """Groups are divided in two wherever their clients' updates point in opposite directions."""
 
     eps1: float = knob(0.1, "a group may be divided once its mean change is shorter than this", gt=0)
@@ -54,7 +54,7 @@ class ClusteredFL(FoundGroups):
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         numbers = {"unit": torch.zeros(()), "mean_norm": torch.zeros(()), "max_norm": torch.zeros(())}
-        return {**super().init_server(params, setting), **numbers}
+        return {**self.begin(params, torch.zeros(setting.clients, dtype=torch.int64), 1), **numbers}
 
     def regrouped(self, server: Tree, clients: Tensor, each: Tree) -> Tree:
         weights = each.get("weight", torch.ones(len(clients)))

@@ -69,7 +69,9 @@ class Ensemble(FedAvg):
         return stack([self.server.init(take(models, place)) for place in range(self.k)])
 
     def batching(self) -> Batching:
-        return replace(super().batching(), epochs=self.k * self.epochs)  # a stretch of epochs for each model
+        # a stretch of epochs for each model; so many steps, where they are counted, are taken by each
+        uses = self.k if self.steps_per_round else 1
+        return replace(super().batching(), epochs=self.k * self.epochs, uses=uses)
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         models, weight = down["params"], self.weight(batches)

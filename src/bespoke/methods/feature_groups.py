@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Reveal, Setting, knob
+from bespoke.method import Batches, Batching, Reveal, Setting, knob
 from bespoke.methods.grouped import FoundGroups
 from bespoke.tensors import Params, Tree
 
@@ -30,13 +30,12 @@ class FeatureGroups(FoundGroups):
     changes = {}
     after = "fedavg"
 
-    @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return False
-
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         members = torch.zeros(setting.clients, dtype=torch.int64)
-        return {**self.begin(params, members, self.k), "seed": torch.tensor(setting.seed)}
+        return {"params": self.models(params, self.k), "groups": members, "seed": torch.tensor(setting.seed)}
+
+    def batching(self) -> Batching:
+        return Batching(2**31, uses=0)  # its rows are looked at, and nothing is trained
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         rows = batches.rows()

@@ -9,7 +9,7 @@ its head to the final body once more (`adapt_epochs`), as the authors' code does
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from bespoke.tensors import Params, Tree
 class FedRep(FedAvg):
     """A shared body, and a head of its own for every client."""
 
+    steps_per_round: None = field(default=None, init=False)  # no knob: heads and body have epochs of their own
     head_epochs: int = knob(10, "epochs in which a client fits its head in a round", ge=1)
     head_lr: float | None = knob(None, "learning rate of heads; as lr if not given", gt=0)
     adapt_epochs: int = knob(10, "epochs in which every client fits its head to the final body", ge=1)
@@ -55,8 +56,10 @@ class FedRep(FedAvg):
 
     def batching(self) -> Batching:
         # rows in a new order every round, not every epoch: what the body makes of them is computed once for the head
+        linear = getattr(getattr(self.task, "network", None), "is_linear", False)  # then there is no body
+        epochs = self.head_epochs + (0 if linear else self.epochs)
         return Batching(
-            self.batch_size, self.head_epochs + self.epochs, drop_last=self.drop_last, shuffle=self.shuffle,
+            self.batch_size, epochs, drop_last=self.drop_last, shuffle=self.shuffle,
             reshuffle=False,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bespoke.method import Cohort, Setting, Task
+from bespoke.method import Cohort, Method, Task
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, scale, stack, take, tree_map
 
@@ -24,8 +24,8 @@ def stacked(task: Task, params: Params) -> bool:
 
 
 @dataclass(frozen=True)
-class Grouped(FedAvg):
-    """Models of groups, stacked, each trained as in FedAvg. Subclasses say who belongs to which."""
+class ByGroup(Method):
+    """Models of groups, stacked. Subclasses say who belongs to which, and whether they are trained."""
 
     downlink = {"params": "the model of the client's group"}
     personal = "the model of the client's group"
@@ -36,14 +36,24 @@ class Grouped(FedAvg):
         """The models that groups start from: those handed in, or the common one for each."""
         return params if stacked(self.task, params) else stack([params] * (groups + 1))
 
+    def groups(self, server: Tree) -> Tensor:
+        return server["groups"]
+
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+        here = server["groups"][torch.tensor(cohort.clients)].bincount()[1:]
+        here = here[here > 0]  # how few clients stand behind a sum is what it gives away of each
+        return {"groups": len(here), "smallest_group": int(here.min()) if len(here) else 0}
+
+
+@dataclass(frozen=True)
+class Grouped(ByGroup, FedAvg):
+    """Models of groups, each trained as in FedAvg."""
+
     def begin(self, params: Params, members: Tensor, groups: int) -> Tree:
         models = self.models(params, groups)
         rows = len(next(iter(models.values())))
         states = stack([self.server.init(take(models, row)) for row in range(rows)])
         return {"params": models, "optimizer": states, "groups": members}
-
-    def groups(self, server: Tree) -> Tensor:
-        return server["groups"]
 
     def step(self, server: Tree, delta: Params, weights: Tensor) -> Tree:
         """Each group's model by its own mean change, through its own optimizer; without clients it stays as it is."""
@@ -59,11 +69,6 @@ class Grouped(FedAvg):
             states = _replaced(states, rows, {**after, "time": after["time"].expand(len(rows))} if after else {})
         return {**server, "params": params, "optimizer": states}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        here = server["groups"][torch.tensor(cohort.clients)].bincount()[1:]
-        here = here[here > 0]  # how few clients stand behind a sum is what it gives away of each
-        return {"groups": len(here), "smallest_group": int(here.min()) if len(here) else 0}
-
 
 def _replaced(tree: Tree, rows: Tensor, values: Tree) -> Tree:
     """A copy with these rows."""
@@ -71,15 +76,12 @@ def _replaced(tree: Tree, rows: Tensor, values: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class FoundGroups(Grouped):
+class FoundGroups(ByGroup):
     """Groups that the server finds in what each client sends it. Subclasses say how."""
 
     unseen = "a client that never trained has no group: it gets the model that all had in common"
     everyone = True
     starts_from = (1,)
-
-    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        return self.begin(params, torch.zeros(setting.clients, dtype=torch.int64), 1)
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         order = torch.tensor(cohort.clients).argsort()  # hosts answer in an order of their own

@@ -266,7 +266,7 @@ class AugmentedSelfFL(SelfFL):
         gone = subtract(local, down["params"])
         if self.shares == "local":
             up = self.message(gone, new["weight"], batches)
-        new = {**new, **self.remember(private, local), "local": local}
+        new = {**new, **self.remember(private, local), "local": local, "steps": new["steps"] + further}
         return new, {**up, "spread": squared_norm(gone), "local": gone}
 
     def start(self, down: Tree, private: Tree) -> Params:

@@ -66,6 +66,8 @@ class Gaussian(Transform):
     reproducible: bool = False
     groups: dict[int, float] = field(default_factory=dict)  # clients expected of each, where sums are of groups
 
+    hides = True
+
     @property
     def covers(self) -> bool:  # type: ignore[override]
         return self.central > 0

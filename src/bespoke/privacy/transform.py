@@ -36,6 +36,7 @@ class Transform:
 
     covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
     remembers = False  # True: clients keep something of it, as private as the method's own state
+    hides = False  # True: what leaves clients is noisy, and nothing else may tell of their rows
     needs: tuple[str, ...] = ()  # fields that a method has to send
     title = "this transform"  # its key in an experiment
 
