@@ -11,25 +11,30 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 from battery import LOOP, every_method, method_of, setting, start
 
 from bespoke.config import check_stage
+from bespoke.data.population import Population
+from bespoke.data.splits import cross_silo
 from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
-from bespoke.method import Method
+from bespoke.method import Method, Reveal
 from bespoke.methods import METHODS
 from bespoke.models.linear_problem import LinearHead
 from bespoke.models.task import BaseTask
 from bespoke.tensors import flatten
-from small_worlds import World, world
-
-COHORT = np.array([3, 4, 5])  # 4, 8 and 11 rows, in batches of 4
+from small_worlds import FRACTIONS, SIZES, World, owners, world
 
 
 @cache
 def place_of(name: str) -> World:
-    return world(name)
+    """A small world whose rows are of two kinds: some knobs are about them."""
+    plain = world(name)
+    columns = {**plain.population.columns, "kind": torch.arange(sum(SIZES)) % 3 % 2}
+    population = Population.build(columns, owners(), about=plain.population.about)
+    return World(name, replace(plain.task, kinds=2), population, cross_silo(population, FRACTIONS, seed=3))
 
 
 def worlds_of(kind: type[Method]) -> list[World]:
@@ -47,7 +52,7 @@ def others(hint: Any, value: Any, bounds: dict[str, Any]) -> list[Any]:
         return [not value]
     if get_origin(hint) is tuple:
         return [tuple(entry * 0.5 for entry in value)]
-    tried = (1, 3, 2, 50) if hint is int else (0.37, 3.0, 0.0)
+    tried = (1, 3, 2, 50) if hint is int else (0.37, 3.0, 0.0, 0.99)
     allowed = {"ge": "__ge__", "gt": "__gt__", "le": "__le__", "lt": "__lt__"}
     return [
         new for new in map(hint, tried)
@@ -55,8 +60,8 @@ def others(hint: Any, value: Any, bounds: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def variants(made: Any) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-    """(knob, whether it is a switch, the change) for every knob of a dataclass, nested ones with a dot."""
+def variants(made: Any) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(knob, 2 for a word, 1 for another switch, the change) for every knob of a dataclass, nested ones with a dot."""
     hints = get_type_hints(type(made))
     for entry in fields(made):
         value = getattr(made, entry.name)
@@ -67,22 +72,30 @@ def variants(made: Any) -> Iterator[tuple[str, bool, dict[str, Any]]]:
                 yield f"{entry.name}.{name}", switch, {entry.name: replace(value, **change)}  # type: ignore[type-var]
             continue
         for new in others(hints[entry.name], value, entry.metadata.get("bounds", {})):
-            yield entry.name, isinstance(new, str | bool) or value is None, {entry.name: new}
+            yield entry.name, 2 * isinstance(new, str) or isinstance(new, bool) or value is None, {entry.name: new}
 
 
-def seen(place: World, made: Method) -> tuple[Any, ...]:
-    """What comes of two rounds and of personal models: state, predictions, bytes, steps, who chooses among what."""
+def seen(place: World, made: Method) -> tuple[Any, ...] | None:
+    """What comes of two rounds and of personal models: state, predictions, bytes, steps, who chooses among what.
+
+    None: this does not go together, as a method without groups that is told to use them.
+    """
     digest, cost, params = hashlib.sha256(), [], start(place)
-    with Engine(place.population, LOOP) as engine:
-        engine.open(ClientWork(made, place.split.train, (), setting(place)), params)
-        server = made.init_server(params, setting(place))
-        for number in range(2 if made.trains else 0):
-            done = engine.round(server, COHORT, key=number)
-            server = made.server_round(server, done.cohort)
-            cost.append((done.bytes_up, done.bytes_down, done.steps, done.examples))
-        test = place.split.test
-        scores = engine.examine(server, np.array([5, 6]), test.support, {"query": test.query}, key=9)
-        state = flatten(engine.host.private.read(COHORT)) if engine.host else {}
+    each = made.everyone or Reveal.EACH in made.uplink.values()  # it looks for clusters: of all clients
+    cohort = np.arange(len(place.population)) if each else np.array([4, 5])
+    try:
+        with Engine(place.population, LOOP) as engine:
+            engine.open(ClientWork(made, place.split.train, (), setting(place)), params)
+            server = made.init_server(params, setting(place))
+            for number in range(2 if made.trains else 0):
+                done = engine.round(server, cohort, key=number)
+                server = made.server_round(server, done.cohort)
+                cost.append((done.bytes_up, done.bytes_down, done.steps, done.examples))
+            test = place.split.test
+            scores = engine.examine(server, np.array([5, 6]), test.support, {"query": test.query}, key=9)
+            state = flatten(engine.host.private.read(cohort)) if engine.host else {}
+    except (UserError, ValueError, TypeError, AttributeError, RuntimeError):
+        return None
     for name, leaf in sorted({**flatten(server), **{f"private {n}": leaf for n, leaf in state.items()}}.items()):
         digest.update(name.encode() + leaf.contiguous().numpy().tobytes())
     for values in scores["query"].values():
@@ -90,27 +103,58 @@ def seen(place: World, made: Method) -> tuple[Any, ...]:
     return digest.hexdigest(), cost, made.choose, made.keep_shared, made.candidates(), str(made.uplink)
 
 
-def matters(kind: type[Method], knob: str) -> bool:
-    """Whether some value of a knob changes something: as a method is set in the battery, or with one switch set."""
-    for place in worlds_of(kind):
-        base = method_of(kind, place)
-        switched = [replace(base, **change) for name, switch, change in variants(base) if switch and name != knob]
-        for context in (base, *switched):
-            try:
-                before = seen(place, context)
-            except (ValueError, TypeError, AttributeError, RuntimeError):  # a switch that does not fit this world
-                continue
-            for name, _, change in variants(context):
-                if name == knob and seen(place, replace(context, **change)) != before:
-                    return True
-    return False
+class Looks:
+    """What is seen of a method in many settings, each looked at once."""
+
+    def __init__(self, kind: type[Method], place: World) -> None:
+        self.place, self.base, self.known = place, method_of(kind, place), dict[str, Any]()
+
+    def of(self, made: Method) -> Any:
+        key = repr([getattr(made, entry.name) for entry in fields(made) if entry.name != "task"])
+        if key not in self.known:
+            self.known[key] = seen(self.place, made)
+        return self.known[key]
+
+    def changes(self, context: Method, knob: str) -> bool:
+        """Whether some value of a knob changes something, the others set so."""
+        before = self.of(context)
+        values = [change for name, _, change in variants(context) if name == knob] if before else []
+        return any(self.of(replace(context, **change)) not in (before, None) for change in values)
+
+    def contexts(self, knob: str) -> Iterator[Method]:
+        """The method with one more change, the likeliest to make a knob matter first: a switch, of the same part."""
+        rest = [entry for entry in variants(self.base) if entry[0] != knob]
+        part = knob.rpartition(".")[0]
+        rest.sort(key=lambda entry: (entry[0].rpartition(".")[0] != part, -entry[1]))
+        return (replace(self.base, **change) for _, _, change in rest)
+
+
+def matters(looks: list[Looks], knob: str) -> bool:
+    """Whether a knob changes something: as the battery sets a method, or with one more change."""
+    if any(at.changes(at.base, knob) for at in looks):
+        return True
+    return any(at.changes(context, knob) for at in looks for context in at.contexts(knob))
+
+
+@cache
+def first_with(nested: type) -> str:
+    """The method whose test sees to all knobs of a part that several have: a server optimizer."""
+    owns = (name for name, kind in METHODS.items() for hint in get_type_hints(kind).values() if hint is nested)
+    return next(owns)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_knob_changes_something(method: str) -> None:
+    """No knob is there for nothing. Of a part that several methods have, the others see to one knob."""
     kind = METHODS[method]
-    base = method_of(kind, worlds_of(kind)[0])
-    dead = [knob for knob in dict.fromkeys(name for name, *_ in variants(base)) if not matters(kind, knob)]
+    looks = [Looks(kind, place) for place in worlds_of(kind)]
+    asked: dict[str, list[str]] = {}
+    for name, *_ in variants(looks[0].base):
+        outer, dot, _ = name.partition(".")
+        shared = bool(dot) and first_with(type(getattr(looks[0].base, outer))) != method
+        names = asked.setdefault(outer if shared else name, [])
+        names += [] if name in names else [name]
+    dead = [knob for knob, names in asked.items() if not any(matters(looks, name) for name in names)]
     assert dead == []
 
 
@@ -147,5 +191,5 @@ def test_steps_counted_are_steps_taken(method: str, name: str, monkeypatch: pyte
         with Engine(place.population, LOOP) as engine:
             engine.open(ClientWork(made, place.split.train, (), setting(place)), start(place))
             server, taken = made.init_server(start(place), setting(place)), 0
-            done = engine.round(server, COHORT, key=1)
+            done = engine.round(server, np.array([3, 4, 5]), key=1)  # of 4, 8 and 11 rows, in batches of 4
         assert done.steps == taken, knobs
