@@ -161,4 +161,5 @@ def test_a_run_without_what_windows_lacks(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "without" / "result.json").read_text()) == bespoke.run(EXPERIMENT, tmp_path / "here")
+    bespoke.run(EXPERIMENT, tmp_path / "here")
+    assert (tmp_path / "without" / "result.json").read_bytes() == (tmp_path / "here" / "result.json").read_bytes()

@@ -85,11 +85,11 @@ def test_clients_weigh_alike_unless_told_otherwise() -> None:
 
 
 def test_terms_of_the_command_line() -> None:
-    assert _terms("epsilon=8, clip=0.5, adaptive=true, local_noise=auto") == {
+    assert _terms("privacy", "epsilon=8, clip=0.5, adaptive=true, local_noise=auto") == {
         "epsilon": 8, "clip": 0.5, "adaptive": True, "local_noise": "auto",
     }  # fmt: skip
     with pytest.raises(UserError, match="not of the form"):
-        _terms("epsilon")
+        _terms("privacy", "epsilon")
 
 
 def test_the_catalogue_says_what_the_server_learns() -> None:
