@@ -22,9 +22,8 @@ from benchmarks.attack.events import WHEN, Events, watch_messages
 from benchmarks.attack.worlds import Case, cases
 
 KILLED = -signal.SIGKILL
-# Not a result: wall times, locks, how clients are executed, Optuna's own notes, and how often state was saved.
-NOT_RESULTS = ("timing.jsonl", ".lock", "engine.json", "study.db")
-NOT_RESULT_FOLDERS = ("checkpoints", "private", "stages")
+NOT_PROMISED = ("timing.jsonl", ".lock", "study.db")  # wall times, locks, Optuna's own notes
+STATE = {"checkpoints", "private", "stages", "engine.json"}
 TWICE = 0.3  # chance that the resumed command is killed too
 SLOW = 180.0  # seconds in which a resumed command has to end
 
@@ -87,22 +86,23 @@ def _problem(case: Case, about: dict[str, Any], ended: list[Ended], last: Ended,
         return f"resumed with code {last.code}: {last_line(last.err)}"
     if case.secret:
         return _understated(folder, about)
-    return differences(results(folder / "out"), results(Path(about["folder"]) / "out"))
+    return differences(contents(folder / "out"), contents(Path(about["folder"]) / "out"))
 
 
 def last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "nothing said")
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file that a command leaves and promises to leave so, by its path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in NOT_PROMISED)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def results(folder: Path) -> dict[str, bytes]:
-    """Every file that is a result, by its path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.name not in NOT_RESULTS
-        and not set(path.relative_to(folder).parts) & set(NOT_RESULT_FOLDERS)
-    }
+    """The files that are a result, by their paths; state, from which a run goes on, is not."""
+    found = contents(folder)
+    return {name: content for name, content in found.items() if not set(Path(name).parts) & STATE}
 
 
 def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
