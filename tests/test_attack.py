@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # benchmarks is no part of the installed package
 from benchmarks.attack import damage, fuzz, kills, page  # noqa: E402
 from benchmarks.attack.campaign import Campaign, Verdict  # noqa: E402
 from benchmarks.attack.child import Ended, bespoke  # noqa: E402
-from benchmarks.attack.worlds import experiment  # noqa: E402
+from benchmarks.attack.worlds import cases, experiment  # noqa: E402
 
 
 def test_a_slice_of_the_campaign_ends_without_a_failure(tmp_path: Path) -> None:
@@ -126,3 +126,15 @@ def test_nobody_to_choose_on(tmp_path: Path, method: str, engine: str) -> None:
     (tmp_path / "exp.toml").write_text(tomli_w.dumps(asked))
     result = library.run(tmp_path / "exp.toml", tmp_path / "run")
     assert result["clients"] == 4  # 0.4 of nine
+
+
+def test_a_comparison_that_goes_on_removes_what_was_half_written(tmp_path: Path) -> None:
+    """Killed while the report was written, it left a partial one behind; found by killing."""
+    compared = next(case for case in cases() if case.name == "compare")
+    compared.write(tmp_path)
+    (tmp_path / "out" / "runs").mkdir(parents=True)  # as one that was begun
+    half = tmp_path / "out" / ".report.html.123.partial"
+    half.write_text("<html>")
+    assert bespoke(compared.words(resume=True), tmp_path).code == 0
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not half.exists()

@@ -111,6 +111,8 @@ class Comparison:
         if not self.automatic:
             self._check()
         base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
+        for half_written in self.folder.glob(".*.partial"):  # by a process that was killed; runs sweep their own
+            half_written.unlink(missing_ok=True)
         population = without_forgotten(load_population(base), self.folder)
         bench = Bench(population, self.folder)
         prepared = bench.prepared(base)
