@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from bespoke.errors import UserError
 from bespoke.rounds import Run
 from bespoke.runfolder import CHECKPOINT, RunFolder
 from bespoke.watcher import Interrupted
+from command import bespoke, refused
 from kills import assert_identical, contents
 from resume_driver import choice, experiment
 
@@ -202,3 +204,26 @@ def test_runs_of_before_there_were_digests_go_on(runs: Path, tmp_path: Path) -> 
     found, whole = contents(tmp_path / "run"), contents(runs / "whole")
     for name in ("rounds.jsonl", "ledger.jsonl", "clients.parquet", "choices.json"):
         assert found[name] == whole[name]
+
+
+def test_comparisons_and_tunings_name_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What belongs to all runs of a folder: how clients are executed, and what is searched."""
+    monkeypatch.chdir(tmp_path)
+    Path("exp.toml").write_text(
+        '[data]\nsource = "synthetic"\noptions = { clients = 6, examples = 12, features = 2 }\n'
+        '[[stage]]\nmethod = "fedavg"\nrounds = 1\n[tune.space.fedavg]\nlr = [0.1, 0.2]\n'
+    )
+    command = ("tune", "exp.toml", "--out", "out", "--jobs", "1")
+    assert bespoke(*command).code == 0
+    whole = contents(Path("out"))
+    assert bespoke(*command, "--resume").code == 0
+    assert_identical(contents(Path("out")), whole, "finished, and resumed")
+    for name, how in itertools.product(("engine.json", "search.json"), (flip, empty, Path.unlink)):
+        kept = Path("out", name).read_bytes()
+        how(Path("out", name))
+        refused(bespoke(*command, "--resume"), name)
+        Path("out", name).write_bytes(kept)
+    for name in ("tune.json", "trials.parquet", "best.toml"):
+        flip(Path("out", name))
+    assert bespoke(*command, "--resume").code == 0
+    assert_identical(contents(Path("out")), whole, "made again")

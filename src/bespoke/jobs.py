@@ -183,13 +183,9 @@ class Jobs:
     def _engine(self, job: Job) -> EngineChoice:
         """How clients are executed in all runs; found out once, with the first."""
         if self.how is None and not self._read_engine():
-            begun = next(self.folder.glob("*/*/engine.json"), None)
-            path = self.folder / self.engine_file
-            if begun is not None and path.name == "engine.json" and not job.own_engine:
-                raise UserError(f"{path} is missing, but {begun.parent} was begun with it; {_UNKNOWN_ENGINE}")
             self.how = engine_choice(self.bench.build(job.config, job.privacy))
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(sealed(self.how.to_json()), indent=1))
+            write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")
         if self.told and self.most != 1 and job.config.engine.workers:
             raise UserError(
@@ -208,6 +204,8 @@ class Jobs:
                 self.how = EngineChoice(**read_json(path, _UNKNOWN_ENGINE))
             except TypeError as error:
                 raise UserError(f"{path} is damaged ({error}); {_UNKNOWN_ENGINE}") from None
+        elif path.name == "engine.json" and (begun := next(self.folder.glob("*/*/engine.json"), None)):
+            raise UserError(f"{path} is missing, but {begun.parent} was begun with it; {_UNKNOWN_ENGINE}")
         return self.how is not None
 
     def _together_at_most(self) -> int:
