@@ -80,6 +80,7 @@ def run(
             wires.append(self.pipe)
 
     monkeypatch.setattr(engine_module, "Worker", Tapped)
+    monkeypatch.setattr(RunFolder, "prune", lambda *_: None)  # segments that later ones took over stay to be looked for
     place = world("linear")
     method = kind(place.task, lr=0.1, batch_size=4)
     experiment = Experiment(
@@ -107,9 +108,8 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Wire]]:
 
 
 def secrets(folder: Path) -> set[bytes]:
-    rows = private_rows(folder)
+    rows = set(private_rows(folder))
     assert len(rows) == 5 * ROUNDS  # everyone of every cohort
-    assert len(set(rows)) == len(rows)
     needles = set().union(*(windows(row) for row in rows))
     assert len(needles) > 100
     return needles
