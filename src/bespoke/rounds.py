@@ -119,7 +119,10 @@ class Run:
 
     def _check_fits(self, params: Params, stage: int) -> None:
         """Refuse to go on with data of another width: a category may have gone with the only client that had it."""
-        begun = flatten(self.folder.beginning(stage).server["params"])
+        try:
+            begun = flatten(self.folder.beginning(stage).server["params"])
+        except UserError:  # fallen back to a stage whose beginning is not kept any more; nothing else needs it
+            return
         for name, leaf in flatten(params).items():
             if leaf.dim() and name in begun and begun[name].shape[-leaf.dim() :] != leaf.shape:
                 raise UserError(
