@@ -52,9 +52,13 @@ class Watched:
         self.kills += code == KILLED
         for path in sorted((self.folder / "checkpoints").glob("*.safetensors")):
             found = read_checkpoint(path)
-            if found.round > 0:
+            moment = found.stage, found.round
+            if code == 0 and found.stage and found.round < 1:  # it begins with the last model of the stage before
+                made = RunFolder(self.folder).read_log("rounds.jsonl")
+                moment = found.stage - 1, max(line["round"] for line in made if line["stage"] == found.stage - 1)
+            if moment[1] > 0:
                 weights = (leaf.numpy().tobytes() for leaf in flatten(found.server["params"]).values())
-                self.models[found.stage, found.round].add(b"".join(weights))
+                self.models[moment].add(b"".join(weights))
         return code == 0
 
     def seen(self) -> tuple[float, float]:

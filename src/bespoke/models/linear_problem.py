@@ -25,7 +25,7 @@ from bespoke.tensors import Params, cholesky
 
 Loss = Literal["squares", "softmax", "hinge"]
 JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
-SMALL = 64  # coefficients up to which the cross-entropy's own Hessian is used
+SMALL = 100  # coefficients up to which the cross-entropy's own Hessian is used
 NEWTON_STEPS, WARM_STEPS, MODE_STEPS, HALVINGS = 15, 7, 10, 6  # warm: from a fit under another pull
 SOFTMAX_STEPS = 300
 INTERIOR_STEPS, CENTRED = 40, 1e-10
