@@ -127,6 +127,17 @@ def test_unfinished_runs(runs: Path, tmp_path: Path, name: str, how: Damage, end
         assert any(name in note and "going on from round 3 of stage 2" in note for note in said), said
 
 
+def test_a_changed_engine_is_seen_before_the_first_checkpoint(runs: Path, tmp_path: Path) -> None:
+    """No checkpoint holds a copy of engine.json yet, and another number of clients at a time gives other bits."""
+    shutil.copytree(runs / "stopped", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    path = tmp_path / "run" / "engine.json"
+    path.write_text(re.sub(r'"chunk": (\d+)', '"chunk": 1', path.read_text()))
+    with pytest.raises(UserError, match=r"engine\.json is damaged.*remove it and resume"):
+        run(tmp_path / "run")
+
+
 def test_files_of_another_place_are_not_taken(runs: Path, tmp_path: Path) -> None:
     """Two checkpoints that were swapped are both whole, and both not what their names say."""
     shutil.copytree(runs / "stopped", tmp_path / "run")

@@ -12,6 +12,7 @@ from typing import Any
 
 from bespoke.data.arrays import write_text
 from bespoke.data.splits import Train
+from bespoke.digests import read_json, sealed
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine, RoundResult, broadcast_bytes
 from bespoke.errors import UserError
@@ -152,14 +153,14 @@ class Run:
         path = self.folder.path / "engine.json"
         if path.exists():
             try:
-                return EngineChoice(**json.loads(path.read_text()))
-            except (ValueError, TypeError) as error:
+                return EngineChoice(**read_json(path, "remove it and resume the run"))
+            except TypeError as error:
                 raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
         chosen = self.how
         if chosen is None:
             chosen = engine_choice(self.experiment, params)
             self.progress.note(f"engine: {chosen.text()}")
-        write_text(path, json.dumps(chosen.to_json(), indent=1))
+        write_text(path, json.dumps(sealed(chosen.to_json()), indent=1))
         return chosen
 
     # -- one stage -----------------------------------------------------------------------------------------------------

@@ -247,6 +247,7 @@ def test_rounds_count_with_the_noise_they_were_made_with(
         path.unlink()
     if lost in ("changed", "put back"):
         settled = json.loads(path.read_text())
+        settled.pop("seal")  # as a version without digests wrote it
         path.write_text(json.dumps({**settled, "noise": settled["noise"] / 2}))
     run(tmp_path / "run", what)
     said = agrees(tmp_path / "run", {"fedavg": 1.0}, budget=BUDGET)

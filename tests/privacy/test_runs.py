@@ -420,11 +420,12 @@ def test_noise_that_was_settled_stays_although_the_library_may_change(
     monkeypatch.setattr("bespoke.privacy.budget.calibrated", lambda *_: 2 * settled["noise"])
     assert run(tmp_path / "run", what)["privacy"]["noise"] == settled["noise"]
     assert json.loads(path.read_text()) == settled
-    path.write_text("{")
     for lost in (tmp_path / "run" / "result.json", *(tmp_path / "run" / "checkpoints").iterdir()):
         lost.unlink()
-    with pytest.raises(UserError, match="damaged"):
-        run(tmp_path / "run", what)
+    for damage in ("{", json.dumps({**settled, "noise": settled["noise"] / 2})):
+        path.write_text(damage)
+        with pytest.raises(UserError, match=r"privacy\.json is damaged"):
+            run(tmp_path / "run", what)
 
 
 def test_stages_add_up_and_a_later_stage_counts_none_twice(tmp_path: Path) -> None:

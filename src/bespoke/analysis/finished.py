@@ -22,6 +22,7 @@ from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.data.population import Population
 from bespoke.data.splits import Ints, Support
 from bespoke.deploy.personal import open_run, read_choices
+from bespoke.digests import read_json
 from bespoke.engines.engine import Choice as EngineChoice
 from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork, Scores
@@ -265,8 +266,8 @@ def reopened(
 def _engine(path: Path, experiment: Experiment, rows: int = 500) -> EngineChoice:
     """As the run was executed, but for fewer clients at a time where many rows of each are scored."""
     try:
-        choice = EngineChoice(**json.loads((path / "engine.json").read_text()))
-    except (OSError, ValueError, TypeError) as error:
+        choice = EngineChoice(**read_json(path / "engine.json", "run the experiment again"))
+    except (OSError, TypeError) as error:
         raise UserError(f"{path / 'engine.json'} is missing or damaged ({error}); run the experiment again") from None
     width = experiment.population.columns["x"][0].numel() * 4
     return replace(choice, chunk=max(min(choice.chunk, ROOM // (rows * width)), 1)) if choice.vectorized else choice

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.data.arrays import write_text
+from bespoke.digests import read_json, sealed
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Reveal
 from bespoke.privacy.accounting import ADJACENCY, Spent, calibrated, finite, gaussian_epsilon, library
@@ -131,13 +132,11 @@ class Account:
         """Noise multipliers and the key of the cohorts: settled when the run begins, and kept."""
         path = self.folder / "privacy.json"
         if path.exists():
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                return {name: found[name] for name in ("noise", "local_noise", "delta", "cohorts")}
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{path} is damaged ({error!r}): how much noise the run has used is not known; begin it anew"
-                ) from None
+            unknown = "how much noise the run has used is not known: begin it anew"
+            found = read_json(path, unknown)
+            if missing := [name for name in ("noise", "local_noise", "delta", "cohorts") if name not in found]:
+                raise UserError(f"{path} is damaged (it has no {missing[0]!r}); {unknown}")
+            return found
         for place in range(len(self.plans)):
             self._affordable_at_all(place)
         hidden_cohorts = self.secret and self.kind != "known"
@@ -151,7 +150,7 @@ class Account:
             if settled[name] == "auto":
                 settled[name] = self._calibrated(name, settled)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(settled, indent=1))
+        write_text(path, json.dumps(sealed(settled), indent=1))
         return settled
 
     def _calibrated(self, name: str, settled: dict[str, Any]) -> float:
