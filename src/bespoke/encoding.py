@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.data import texts
 from bespoke.data.features import encode, learned
 from bespoke.data.population import Population
 from bespoke.data.schema import Column, Schema, Statistics, Target
@@ -32,6 +33,10 @@ SCHEMA = (
     "categories, class names and missing values are learned from clients without noise (declare them: --schema FILE or "
     "data.schema; or say privacy.public_schema = true if they are public; with a budget on released models they are "
     "paid for: privacy.statistics)"
+)
+WORDS = (
+    "which words are known is learned from clients without noise (declare them: --schema FILE or data.schema; or say "
+    "privacy.public_schema = true if they are public)"
 )
 
 
@@ -73,6 +78,10 @@ def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
             schema = learned(raw, rows, notes)
             unpaid = [SCHEMA] if privacy and not privacy.public_schema else []
         population = encode(population, schema, notes)
+    elif "pieces" in raw.columns:
+        rows, _ = train.of(train.clients)
+        population = texts.encode(raw, texts.learned(raw, rows), rows)
+        unpaid = [WORDS] if privacy and not privacy.public_schema else []
     elif release is not None:
         population = replace(raw, about={**raw.about, "notes": [*raw.about.get("notes", []), *release.notes]})
     if privacy and raw.about.get("learned") and not privacy.public_schema:
@@ -152,7 +161,7 @@ def _months(raw: Population) -> list[str]:
 def _plain(raw: Population, declared: Schema | None) -> Population | None:
     """The numbers of a source or a table as features; None if there are none."""
     if "cells" not in raw.columns:
-        return raw if is_table(raw) else None
+        return raw if "x" in raw.columns and is_table(raw) else None
     listed = declared.columns if declared else tuple(Column(c["name"], c["kind"]) for c in raw.about["columns"])
     numbers = tuple(column for column in listed if column.kind in ("number", "date"))
     return encode(raw, Schema(numbers, Target(raw.about["target"]))) if numbers else None

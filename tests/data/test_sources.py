@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from bespoke.data import texts
 from bespoke.data.sources import SOURCES, find_file, load_source, source_options
 from bespoke.data.splits import cross_device
 from bespoke.errors import UserError
@@ -67,6 +68,9 @@ def test_every_source_describes_itself(name, request):
         if "To obtain it" not in str(error):
             raise
         pytest.skip(f"the files of {name} are not here")
+    if "pieces" in population.columns:
+        rows = np.arange(population.rows)
+        population = texts.encode(population, texts.learned(population, rows), rows)
     about, columns = population.about, population.columns
     if name not in ("wikitext103", *FEWER):  # whose training file is not beside the repo
         assert (len(population), population.rows) == (source.clients, source.examples)

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bespoke.data import texts
+from bespoke.data.population import Population
 from bespoke.data.sources import load_source
 from bespoke.data.wikitext import OTHER, sentences_of, topic_of
 from bespoke.errors import UserError
@@ -26,19 +29,27 @@ def write(folder: Path, text: str, name: str = "wiki.valid.tokens") -> None:
     (folder / "wikitext103" / name).write_text(text, encoding="utf-8")
 
 
+def everything_encoded(raw: Population) -> Population:
+    """As if all rows were training rows."""
+    rows = np.arange(raw.rows)
+    return texts.encode(raw, texts.learned(raw, rows), rows)
+
+
 def test_pages_of_a_small_file(folder: Path) -> None:
     write(folder, PAGES)
     population = load_source("wikitext103", length=3, vocabulary=5, least=3)
     assert list(population.ids) == ["Battle of X", "Tea ( film )"]
     assert [population.group_of(c) for c in (0, 1)] == ["battle", "film"]
     assert population.sizes().tolist() == [4, 3]
+    population = everything_encoded(population)
     words = population.about["words"]
-    # A and . four times each, b three, then tea twice; of the rest, which occur once, the first by alphabet
-    assert words == [".", "A", "b", "tea", "!"]
+    # in the first three words A four times, b three, . and tea twice; of those that occur once, the first by alphabet
+    assert words == ["A", "b", ".", "tea", "!"]
     names = ["<pad>", *words, "<oov>", "<bos>", "<eos>"]
     shown = [" ".join(names[i] for i in row) for row in population.columns["y"].tolist()]
     assert shown == [
-        "A b <oov>", "A <oov> !", "A <oov> b", "<oov> <oov> <eos>", "A tea .", "<oov> tea <oov>", "b . <eos>",
+        "A b <oov> <pad>", "A <oov> ! <eos>", "A <oov> b <pad>", "<oov> <oov> <eos> <pad>", "A tea . <eos>",
+        "<oov> tea <oov> <eos>", "b . <eos> <pad>",
     ]  # fmt: skip
     assert all(names[row[0]] == "<bos>" for row in population.columns["x"].tolist())
     assert population.about["unscored"] == [6, 8]

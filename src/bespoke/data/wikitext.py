@@ -9,16 +9,14 @@ sentences end at a full stop, question or exclamation mark that stands by itself
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from bespoke.data import texts
 from bespoke.data.population import NO_GROUP, Population
-from bespoke.data.sources import at_least, damaged, find_folder
-from bespoke.data.words import Vocabulary, ranked, shifted
+from bespoke.data.sources import at_least, damaged, describe, find_folder
 from bespoke.errors import UserError
 
 TOPICS = ("battle", "film", "video game", "music", "disease")  # Table 2 of the paper
@@ -46,23 +44,19 @@ def load(length: int = 20, vocabulary: int = 33000, least: int = 4, topics_only:
     kept = {n: s for n, s in found.items() if len(s) >= least and not (topics_only and topic_of(n) == OTHER)}
     if not kept:
         raise UserError(f"the source 'wikitext103': no page has {least} sentences; lower the option 'least'")
-    counts: Counter[str] = Counter(word for sentences in kept.values() for s in sentences for word in s)
-    counts.pop(UNKNOWN, None)
-    words = Vocabulary(tuple(ranked(counts)[:vocabulary]))
     names = sorted(kept)
     rows = [len(kept[name]) for name in names]
-    tokens = words.encode([sentence for name in names for sentence in kept[name]], length)
     notes = [
         f"Read {', '.join(path.name for path in paths)}: {len(kept):,} pages of at least {least} sentences.",
         "A page's topic is the first of "
         + ", ".join(TOPICS)
         + " whose words stand in its title; most pages have none.",
     ]
-    columns: dict[str, Any] = shifted(tokens)
-    topics = np.repeat([topic_of(name) for name in names], rows)
-    return Population.build(
-        columns, np.repeat(names, rows), group=topics, about=words.about("wikitext103", length, notes=notes)
-    )
+    return texts.population(
+        [sentence for name in names for sentence in kept[name]], np.repeat(names, rows),
+        group=np.repeat([topic_of(name) for name in names], rows), length=length, vocabulary=vocabulary,
+        unknown=[UNKNOWN], about=describe("wikitext103", input="tokens", notes=notes),
+    )  # fmt: skip
 
 
 def pages(path: Path) -> Iterator[tuple[str, list[list[str]]]]:

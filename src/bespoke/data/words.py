@@ -58,20 +58,22 @@ class Vocabulary:
             row[1 : len(known) + 1] = known
         return rows
 
+    def described(self, length: int) -> dict[str, Any]:
+        """What a population of such rows says of its tokens; the accuracy leaves out unknown words and ends."""
+        return {
+            "input": "tokens",
+            "vocabulary": len(self),
+            "words": list(self.words),
+            "unscored": [self.oov, self.eos],
+            "features": [f"word {i}" for i in range(length)],
+            "numeric": [False] * length,
+            "target": "next word",
+        }
+
     def about(self, source: str, length: int, **rest: Any) -> dict[str, Any]:
-        """The description of a population of such rows; the accuracy leaves out unknown words and ends, as Motley's."""
-        return describe(
-            source,
-            input="tokens",
-            vocabulary=len(self),
-            words=list(self.words),
-            unscored=[self.oov, self.eos],
-            learned="which words are known, by how many clients or how often they say them, is learned without noise",
-            features=[f"word {i}" for i in range(length)],
-            numeric=[False] * length,
-            target="next word",
-            **rest,
-        )
+        """The description of a source's population of such rows."""
+        learned = "which words are known, by how many clients or how often they say them, is learned without noise"
+        return describe(source, **self.described(length), learned=learned, **rest)
 
 
 def shifted(tokens: NDArray[Any]) -> dict[str, Any]:
