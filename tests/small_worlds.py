@@ -11,8 +11,9 @@ import torch
 from bespoke.data.changes import FOREVER
 from bespoke.data.population import Population
 from bespoke.data.splits import Split, cross_silo
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, MLP, Linear
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.task import BaseTask, Classification, Regression
 
 # Rows in all; with halves for training these clients train on 1, 1, 3, 4, 8, 11 and 5 rows: with batches of 4 that is
 # one row, fewer than a batch, exactly a batch, whole batches, and several with a rest. The first has no query rows.

@@ -28,8 +28,9 @@ from bespoke.methods import FedAvg, FedEmbed
 from bespoke.methods.assignment import SelfOrganizingMap, liked_kind, nearest, triplet_step
 from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.models.conditioned import Conditioned, diagonal_channel
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, MLP, Linear
-from bespoke.models.task import Classification, LanguageModel, Regression
+from bespoke.models.task import Classification, Regression
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment, Stage

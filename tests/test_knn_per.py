@@ -20,8 +20,9 @@ from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.experiments import build
 from bespoke.methods import KNNPer, knn_per
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM, MLP, Linear
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.selection import ValidationScores, choose
 from bespoke.tensors import Params, Tree
 

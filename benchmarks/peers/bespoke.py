@@ -10,8 +10,9 @@ from bespoke.data.splits import everything
 from bespoke.engines.engine import Engine, choose
 from bespoke.engines.host import ClientWork
 from bespoke.methods import FedAvg
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, Linear
-from bespoke.models.task import Classification, LanguageModel, Regression
+from bespoke.models.task import Classification, Regression
 from peers.protocol import Params
 from peers.workloads import Workload
 

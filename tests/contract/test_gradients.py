@@ -13,8 +13,9 @@ from bespoke.data.splits import everything
 from bespoke.engines.batches import Orders, Sliced, Stacked, buckets, steps_of
 from bespoke.method import Batching
 from bespoke.methods.descend import descend
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM, MLP, Linear
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.privacy.clip import Clip
 from bespoke.privacy.transform import Sent

@@ -10,10 +10,11 @@ import torch
 
 from bespoke.errors import UserError
 from bespoke.models import MODELS, NETWORKS, build_task
+from bespoke.models.language import LanguageModel
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression, finished
+from bespoke.models.task import BaseTask, Classification, Regression, finished
 from bespoke.models.transformer import Transformer, positions
 from bespoke.tensors import Params
 

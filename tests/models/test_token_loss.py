@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from bespoke.engines.batches import Sliced
 from bespoke.methods.descend import descend
 from bespoke.models import token_loss
+from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM
-from bespoke.models.task import LanguageModel
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -25,7 +25,8 @@ from bespoke.forgotten import is_forgotten
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.models import NETWORKS
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.language import LanguageModel
+from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.privacy.release import RELEASE
 from bespoke.randomness import mix
 from bespoke.runfolder import RunFolder

@@ -25,7 +25,7 @@ from bespoke.engines.held import Collusion, Held
 from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Setting
 from bespoke.models import kernels
-from bespoke.models.task import Gradient
+from bespoke.models.task import Gradient, joined
 from bespoke.privacy.clip import norms
 from bespoke.privacy.transform import Sent, State, Transform
 from bespoke.robust.exchange import Rule
@@ -276,7 +276,8 @@ class Host:
         if not self.mode.vectorized or len(positions) == 1:
             return [positions]
         sizes = (2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))).astype(np.int64)
-        width = self.population.columns["x"][:1].numel() + 1
+        x = self.population.columns["x"]
+        width = max(x[:1].numel() + 1, getattr(self.work.method.task, "row_numbers", lambda x: 0)(x))
         cut: list[Ints] = []
         for part in buckets(sizes, self.mode.chunk, LAUNCH_COST):
             pieces = -(-int(sizes[part].max()) * len(part) * width // ROOM)
@@ -379,12 +380,32 @@ class Host:
     def _scores(
         self, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool
     ) -> dict[str, dict[str, Tensor]]:
-        method = self.work.method
+        task: Any = self.work.method.task
         found: dict[str, list[Params]] = {name: [] for name in parts}
-        for outputs in method.outputs(self._models(down, private, support, new), parts):
+        for judged in self._judged(self._models(down, private, support, new), parts):
             for name, rows in parts.items():
-                found[name].append(method.task.score(outputs[name], rows))
+                found[name].append(task.score(judged[name], rows))
         return {name: stack(values) for name, values in found.items()}
+
+    def _judged(self, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[dict[str, Any]]:
+        """What scores need of each candidate's outputs; where a row has many, they are held for some rows at a time."""
+        method, kind = self.work.method, type(self.work.method)
+        task: Any = method.task
+        if kind.predict is Method.predict and kind.outputs is Method.outputs:
+            for model in models:
+                yield {name: task.judged(model, rows) for name, rows in parts.items()}
+            return
+        blocks = {name: task.blocks(rows) for name, rows in parts.items()}
+        if all(len(some) == 1 for some in blocks.values()):
+            yield from method.outputs(models, parts)
+            return
+        held = list(models)  # a method with outputs of its own has candidates that share what is large
+        found: list[dict[str, list[Any]]] = [{name: [] for name in parts} for _ in held]
+        for name, some in blocks.items():
+            for block in some:
+                for judged, outputs in zip(found, method.outputs(iter(held), {name: block})):
+                    judged[name].append(task.judge(outputs[name], block))
+        yield from ({name: joined(pieces) for name, pieces in judged.items()} for judged in found)
 
     def _vectorized_scores(
         self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints,

@@ -118,7 +118,7 @@ class HypCluster(Ensemble):
         serve worse than the mean join it.
         """
         rows, places = batches.rows(), torch.arange(self.k)
-        scores = [self.task.score(self.task.predict(self.model(down, j), rows), rows) for j in places]
+        scores = [self.task.scored(self.model(down, j), rows) for j in places]
         sums = torch.stack([score["loss"] for score in scores]).nan_to_num(nan=torch.inf)
         if self.reseed:
             sums = sums.masked_fill(places == down["vacant"], torch.inf)  # the loss is that under the others

@@ -118,7 +118,7 @@ class PFedKM(FedAvg):
     def pick(self, down: Tree, support: Batches) -> Tensor:
         """The client's cluster; where the server does not know it, the one with the lowest loss on these rows."""
         rows, places = support.rows(), torch.arange(self.k)
-        losses = [self.task.score(self.task.predict(self.model(down, j), rows), rows)["loss"] for j in places]
+        losses = [self.task.scored(self.model(down, j), rows)["loss"] for j in places]
         found = torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
         return torch.where(down["cluster"] >= 0, down["cluster"], found)
 

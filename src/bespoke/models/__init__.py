@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bespoke.errors import UserError, unknown
+from bespoke.models.language import LanguageModel
 from bespoke.models.metric import MOST_CLASSES
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import (
@@ -19,7 +20,7 @@ from bespoke.models.networks import (
     Network,
 )
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
-from bespoke.models.task import BaseTask, Classification, LanguageModel, Regression
+from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
 

@@ -38,6 +38,17 @@ class Network:
     def head(self, params: Params, features: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def output_layer(self, params: Params) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of a last layer that is one affine map of `before_output`; None if it is not known to be."""
+        return (params["head.weight"], params.get("head.bias")) if "head.weight" in params else None
+
+    def before_output(self, params: Params, features: Tensor) -> Tensor:
+        return features
+
+    def item_losses(self, params: Params, features: Tensor, targets: Tensor) -> Tensor | None:
+        """The losses of a last layer that has a faster way to them than by all outputs; else None."""
+        return None
+
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         return self.head(params, self.features(params, x))
 

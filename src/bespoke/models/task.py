@@ -20,10 +20,11 @@ from bespoke.models.conditioned import LastLayer, conditioned
 from bespoke.models.linear_problem import LinearHead, Loss
 from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
-from bespoke.models.token_loss import Head, head_loss
-from bespoke.tensors import Params, scale
+from bespoke.models.work import multiply_adds
+from bespoke.tensors import Params, scale, take, tree_map
 
 Gradient = Literal["fused", "closed-form", "func", "autograd"]
+ROOM = 2**24  # numbers of output that are held at once where rows are scored in blocks
 STEEPEST = 10.0  # norm to which gradients are clipped where steps are to be safe
 RAREST = 1e-12  # a class that no neighbour has is taken for so rare, not for impossible: losses stay finite
 
@@ -103,6 +104,32 @@ class BaseTask:
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def row_numbers(self, x: Tensor) -> int:
+        """How many numbers of output a row has that need not be held for all rows at once; 0: scores need all."""
+        return 0
+
+    def blocks(self, rows: Params) -> list[Params]:
+        """The rows in blocks whose outputs are held one after the other."""
+        numbers = self.row_numbers(rows["x"])
+        return cut(rows, ROOM // numbers) if numbers else [rows]
+
+    def judge(self, outputs: Tensor, rows: Params) -> Any:
+        """What scores need of the outputs of a block: all of them, or a few numbers for each item."""
+        return outputs
+
+    def judged(self, params: Params, rows: Params) -> Any:
+        """What scores need of a model's outputs on all rows; `score` and `row_values` take it for the outputs."""
+        return joined([self.judge(self.predict(params, block), block) for block in self.blocks(rows)])
+
+    def scored(self, params: Params, rows: Params) -> Params:
+        """The scores of a model on these rows, which need not fit in memory with all their outputs."""
+        return self.score(self.judged(params, rows), rows)
+
+    def work(self, x: Tensor) -> int:
+        """Multiply-adds of a forward pass over these rows."""
+        params = self.init(0)
+        return multiply_adds(lambda: self.network(params, x))
+
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         """d(example loss)/d(outputs) for linear networks."""
         raise NotImplementedError
@@ -145,7 +172,8 @@ class BaseTask:
             found, grads = losses(*live), []
             for place, (loss, part) in enumerate(zip(found, live)):
                 more = place + 1 < len(live)
-                grads.append(dict(zip(part, torch.autograd.grad(loss, list(part.values()), retain_graph=more))))
+                found_here = torch.autograd.grad(loss, list(part.values()), retain_graph=more, materialize_grads=True)
+                grads.append(dict(zip(part, found_here)))
             return tuple(grads)
         if len(params) == 1:
             return (torch.func.grad(lambda p: losses(p)[0])(*params),)
@@ -301,73 +329,15 @@ class Classification(BaseTask):
         return {name: torch.where(diverged, torch.nan, value) for name, value in sums.items()} | {"count": mask.sum()}
 
 
-@dataclass(frozen=True)
-class LanguageModel(BaseTask):
-    """The next token at every position; `padding` targets count neither in the loss nor in the score.
+def cut(rows: Params, size: int) -> list[Params]:
+    """Rows in blocks of this size, of one row at least."""
+    size, many = max(size, 1), len(rows["mask"])
+    return [take(rows, slice(begin, begin + size)) for begin in range(0, many, size)] if many > size else [rows]
 
-    Targets `unscored` are learned but do not count in the accuracy: Motley leaves out unknown words and sentence ends.
-    """
 
-    padding: int = 0
-    unscored: tuple[int, ...] = ()
-    metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
-    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
-
-    def _tokens(self, batch: Params) -> Tensor:
-        return (batch["y"] != self.padding).float() * batch["mask"][..., None]
-
-    def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Every token is an item, but for padding."""
-        return self.features(params, batch).flatten(0, 1), batch["y"].flatten(), self._tokens(batch).flatten()
-
-    def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        return shares(outputs, targets, weights)
-
-    def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
-        return log_mixture(outputs, vote, part)
-
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return -F.log_softmax(outputs, dim=-1).gather(-1, y.long()[..., None])[..., 0]
-
-    def loss(self, params: Params, batch: Params) -> Tensor:
-        tokens = self._tokens(batch)
-        count = tokens.sum().clamp(min=1.0)
-        if self.how == "autograd" and "head.weight" in params:  # in place, which torch.func cannot do
-            items = self.features(params, batch).flatten(0, 1), params["head.weight"], params.get("head.bias")
-            total = head_loss(*items, batch["y"].long().flatten(), tokens.flatten())
-        else:
-            total = (self._losses(self.predict(params, batch), batch["y"]) * tokens).sum()
-        return self._penalized(total / count, params)
-
-    def descend(
-        self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
-    ) -> Params | None:
-        """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
-        plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None and not self.safe
-        if self.how != "autograd" or not plain or "head.weight" not in params:
-            return None
-        head = Head(params["head.weight"], params.get("head.bias"))
-        ends = {name: p for name, p in params.items() if name in ("head.weight", "head.bias")}
-        body = {name: p.clone() for name, p in params.items() if name not in ends}
-        for step in range(len(batches)):
-            batch, rate = batches[step], lr * float(batches.live(step))
-            moving = {name: p.detach().requires_grad_() for name, p in body.items()}
-            features = self.features(moving | ends, batch).flatten(0, 1)
-            slope = head.step(features.detach(), batch["y"].long().flatten(), self._tokens(batch).flatten() > 0, rate)
-            gradients = torch.autograd.grad(features, list(moving.values()), slope)
-            for p, gradient in zip(body.values(), gradients):
-                p.sub_(gradient, alpha=rate)
-        moved = body | head.params()
-        return {name: moved[name] for name in params}
-
-    def score(self, outputs: Tensor, batch: Params) -> Params:
-        tokens = self._tokens(batch)
-        loss = (self._losses(outputs, batch["y"]) * tokens).sum()
-        scored = tokens
-        for token in self.unscored:
-            scored = scored * (batch["y"] != token)
-        correct = ((outputs.argmax(-1) == batch["y"]).float() * scored).sum()
-        return {"accuracy": correct, "accuracy_count": scored.sum(), "loss": loss, "count": tokens.sum()}
+def joined(pieces: list[Any]) -> Any:
+    """What was judged block by block, as one."""
+    return tree_map(lambda *parts: torch.cat(parts), *pieces) if pieces[1:] else pieces[0]
 
 
 def mean_over(losses: Tensor, mask: Tensor) -> Tensor:

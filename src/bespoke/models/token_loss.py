@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 IN_CACHE = 2**18  # numbers of a block of logits
+HELD = 2**22  # logits that are held at once where nothing but the loss is wanted
 RAREST = 1e-38  # a word less likely than this counts as this likely in the loss; its gradient is exact
 
 
@@ -55,6 +56,17 @@ def head_loss(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tens
     if not bool(live.all()):
         features, targets, weights = features[live], targets[live], weights[live]
     return _HeadLoss.apply(features, head, bias, targets, weights)
+
+
+def head_judged(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """Each item's loss, and 1 where the likeliest word is the target, else 0: (2, items). Logits are held in blocks."""
+    rows = max(HELD // len(head), 1)
+    found = [torch.zeros(2, 0)]
+    for part, target in zip(features.split(rows), targets.split(rows)):
+        logits = part @ head.mT if bias is None else torch.addmm(bias, part, head.mT)
+        losses = logits.logsumexp(-1) - logits.gather(-1, target[:, None])[:, 0]
+        found.append(torch.stack([losses, (logits.argmax(-1) == target).float()]))
+    return torch.cat(found, 1)
 
 
 class Head:

@@ -1,0 +1,116 @@
+"""Language models: the next token at every position, over vocabularies whose outputs do not fit in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke.models.task import BaseTask, cut, joined, log_mixture, shares
+from bespoke.models.token_loss import Head, head_judged, head_loss
+from bespoke.tensors import Params
+
+ITEMS = 2**12  # tokens whose features are held at once where outputs are not written down
+
+
+@dataclass(frozen=True)
+class LanguageModel(BaseTask):
+    """The next token at every position; `padding` targets count neither in the loss nor in the score.
+
+    Targets `unscored` are learned but do not count in the accuracy: Motley leaves out unknown words and sentence ends.
+    """
+
+    padding: int = 0
+    unscored: tuple[int, ...] = ()
+    metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
+
+    def _tokens(self, batch: Params) -> Tensor:
+        return (batch["y"] != self.padding).float() * batch["mask"][..., None]
+
+    def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+        """Every token is an item, but for padding."""
+        return self.features(params, batch).flatten(0, 1), batch["y"].flatten(), self._tokens(batch).flatten()
+
+    def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+        return shares(outputs, targets, weights)
+
+    def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
+        return log_mixture(outputs, vote, part)
+
+    def loss(self, params: Params, batch: Params) -> Tensor:
+        tokens = self._tokens(batch)
+        total = None
+        if self.how == "autograd":
+            total = self._total(params, self.features(params, batch).flatten(0, 1), batch["y"].long(), tokens)
+        if total is None:
+            total = (self.judge(self.predict(params, batch), batch)["losses"] * tokens).sum()
+        return self._penalized(total / tokens.sum().clamp(min=1.0), params)
+
+    def _total(self, params: Params, features: Tensor, y: Tensor, tokens: Tensor) -> Tensor | None:
+        """The sum of the tokens' losses, of those that count and in place, which torch.func cannot do."""
+        layer = self.network.output_layer(params)
+        if layer is not None:
+            return head_loss(self.network.before_output(params, features), *layer, y.flatten(), tokens.flatten())
+        live = tokens.flatten() > 0
+        losses = self.network.item_losses(params, features[live], y.flatten()[live])
+        return None if losses is None else losses.sum()
+
+    def descend(
+        self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
+    ) -> Params | None:
+        """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
+        plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None and not self.safe
+        if self.how != "autograd" or not plain or "head.weight" not in params:
+            return None
+        head = Head(params["head.weight"], params.get("head.bias"))
+        ends = {name: p for name, p in params.items() if name in ("head.weight", "head.bias")}
+        body = {name: p.clone() for name, p in params.items() if name not in ends}
+        for step in range(len(batches)):
+            batch, rate = batches[step], lr * float(batches.live(step))
+            moving = {name: p.detach().requires_grad_() for name, p in body.items()}
+            features = self.features(moving | ends, batch).flatten(0, 1)
+            slope = head.step(features.detach(), batch["y"].long().flatten(), self._tokens(batch).flatten() > 0, rate)
+            gradients = torch.autograd.grad(features, list(moving.values()), slope)
+            for p, gradient in zip(body.values(), gradients):
+                p.sub_(gradient, alpha=rate)
+        moved = body | head.params()
+        return {name: moved[name] for name in params}
+
+    def row_numbers(self, x: Tensor) -> int:
+        return x[0].numel() * getattr(self.network, "vocabulary", 1)
+
+    def judge(self, outputs: Any, rows: Params) -> Params:
+        """Each token's loss, and whether the likeliest is right; what is judged already is left as it is."""
+        if isinstance(outputs, dict):
+            return outputs
+        losses = -F.log_softmax(outputs, dim=-1).gather(-1, rows["y"].long()[..., None])[..., 0]
+        return {"losses": losses, "right": (outputs.argmax(-1) == rows["y"]).float()}
+
+    def judged(self, params: Params, rows: Params) -> Params:
+        layer = self.network.output_layer(params)
+        if layer is None:
+            return super().judged(params, rows)
+        pieces = []
+        for block in cut(rows, ITEMS // rows["x"][0].numel()):
+            features = self.network.before_output(params, self.features(params, block).flatten(0, 1))
+            targets, counted = block["y"].long().flatten(), self._tokens(block).flatten() > 0
+            shape = block["y"].shape
+            if self.how == "autograd":  # padding is not looked at; under vmap every client has its own
+                found = torch.zeros(2, len(targets))
+                found[:, counted] = head_judged(features[counted], *layer, targets[counted])
+            else:
+                found = head_judged(features, *layer, targets)
+            pieces.append({"losses": found[0].reshape(shape), "right": found[1].reshape(shape)})
+        return joined(pieces)
+
+    def score(self, outputs: Any, batch: Params) -> Params:
+        tokens, judged = self._tokens(batch), self.judge(outputs, batch)
+        scored = tokens
+        for token in self.unscored:
+            scored = scored * (batch["y"] != token)
+        sums = {"accuracy": (judged["right"] * scored).sum(), "accuracy_count": scored.sum()}
+        return {**sums, "loss": (judged["losses"] * tokens).sum(), "count": tokens.sum()}
