@@ -92,7 +92,7 @@ METHODS: list[tuple[type[Method], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("kind, knobs", METHODS)
+@pytest.mark.parametrize(("kind", "knobs"), METHODS)
 def test_memory_is_flat_in_rows_and_scores_stay(kind: Any, knobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = scores(kind, 400, **knobs)
     small_blocks(monkeypatch)
