@@ -64,7 +64,8 @@ def test_scores_of_blocks_are_cross_entropys(options: Any, how: Any, monkeypatch
     scored = counted & (y != 7)
     sums = made.scored(params, rows)
     torch.testing.assert_close(sums["loss"], each[counted].sum())
-    assert sums["count"] == counted.sum() and sums["accuracy_count"] == scored.sum()
+    assert sums["count"] == counted.sum()
+    assert sums["accuracy_count"] == scored.sum()
     assert sums["accuracy"] == (logits.argmax(-1) == y)[scored].sum()
 
 
