@@ -31,6 +31,7 @@ BEYOND = 2.5  # standard errors over clients: and so far beyond chance
 CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0, 10.0, 100.0]}  # pulls to try
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
+LOCAL_EPOCHS = 40  # of a network of each client's own, more where the last is the best: they take most of a comparison
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
             knobs.setdefault(name, {}).update(CLASSES)  # Newton's method for each, where squares have a closed form
         if issubclass(kind, FineTune) and solvable and silos:
             knobs.setdefault(name, {})["choose"] = "auto"
+    if solvable and not linear:
+        knobs.setdefault("local", {})["epochs"] = LOCAL_EPOCHS
     if not linear or about["task"] == "classification":
         grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}
