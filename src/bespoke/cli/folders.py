@@ -16,6 +16,7 @@ BEGUN = {
     "compare": ("compare.json", "runs", "tuning", "stages"),
     "run": ("config.toml", "checkpoints"),
     "tune": ("search.json",),
+    "rescore": (),  # it is over before anybody would stop it
 }
 
 

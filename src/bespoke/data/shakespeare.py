@@ -57,6 +57,8 @@ def load(length: int = 80, most: int = 0) -> Population:
         "shakespeare",
         input="tokens",
         vocabulary=len(VOCABULARY),
+        words=list(CHARACTERS),
+        tokenizer="characters",
         features=[f"character {i}" for i in range(length)],
         numeric=[False] * length,
         target="next character",

@@ -24,6 +24,7 @@ from bespoke.experiments import build, load_population, prepare
 from bespoke.forgotten import is_forgotten
 from bespoke.method import Method
 from bespoke.methods import METHODS
+from bespoke.methods.grouped import stacked
 from bespoke.models import NETWORKS
 from bespoke.models.language import LanguageModel
 from bespoke.models.task import BaseTask, Classification, Regression
@@ -31,7 +32,7 @@ from bespoke.privacy.release import RELEASE
 from bespoke.randomness import mix
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment
-from bespoke.tensors import Tree, count, flatten, tree_map, unflatten
+from bespoke.tensors import Params, Tree, count, flatten, take, tree_map, unflatten
 
 FORMAT = 2
 
@@ -56,30 +57,59 @@ def client_folder(run: Path, client: str) -> Path:
     return run / "personal" / (plain if plain == client else f"{plain}-{text_key(client):016x}")
 
 
+class Models:
+    """The models of a finished run, made anew from its checkpoint, private state and rows."""
+
+    def __init__(self, folder: RunFolder, experiment: Experiment) -> None:
+        found = folder.final()
+        if found is None:
+            raise UserError(f"{folder.path} holds no checkpoint")
+        self.experiment, self.method = experiment, experiment.stages[-1].method
+        self.choices = read_choices(folder.path)
+        self.host = Host(experiment.population, Mode(vectorized=False))
+        begun = folder.beginning(found.stage).server  # a client never seen holds what the stage began with
+        start, setting = begun["params"], experiment.setting(found.stage, begun)
+        self.host.open(ClientWork(self.method, experiment.split.train, experiment.transforms, setting), start)
+        for name in found.segments:
+            self.host.load_private(folder.path / "private" / name)
+        self.server = found.server if found.round >= 0 else self.method.init_server(start, setting)
+        self.groups = self.method.groups(self.server)
+
+    def adapts(self, client: int) -> bool:
+        """Whether this client has rows to make a personal model on."""
+        return bool(self.experiment.split.test.support.sizes(np.array([client]))[0])
+
+    def personal(self, client: int) -> tuple[Tree, str]:
+        """The model this client ended up with, and the name of the candidate."""
+        name = self.experiment.population.ids[client]
+        if not self.adapts(client):
+            raise UserError(f"client {name!r} has no rows to adapt on")
+        candidate = self.choices["own"].get(name, self.choices["default"])
+        own = tree_map(lambda leaf: leaf[None], self.method.unicast(self.server, client)) or None
+        rows = None if self.groups is None else self.groups[[client]].numpy()
+        key, support = int(mix("personalize", self.experiment.seed)), self.experiment.split.test.support
+        model = self.host.personal(
+            self.method.broadcast(self.server), own, client, support, candidate, key, rows
+        )  # fmt: skip
+        return model, self.method.candidates()[candidate]
+
+    def shared(self, group: int = 0) -> Params | None:
+        """The network's parameters that a group of clients has in common; group 0: all clients. None if there are none.
+
+        Where groups have models of their own, the first row is the model that they all began with.
+        """
+        trained = any(stage.method.trains and stage.rounds for stage in self.experiment.stages)
+        if not trained or self.method.hands_on not in (0, 1):
+            return None
+        params = self.method.params(self.server)
+        if self.groups is not None:
+            return take(params, group)
+        return params if group == 0 and not stacked(self.experiment.task, params) else None
+
+
 def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tuple[Tree, str]:
-    """The model this client ended up with, made anew from the checkpoint, its private state and its own rows."""
-    found = folder.final()
-    if found is None:
-        raise UserError(f"{folder.path} holds no checkpoint")
-    method = experiment.stages[-1].method
-    host = Host(experiment.population, Mode(vectorized=False))
-    begun = folder.beginning(found.stage).server  # a client never seen holds what the stage began with
-    start, setting = begun["params"], experiment.setting(found.stage, begun)
-    host.open(ClientWork(method, experiment.split.train, experiment.transforms, setting), start)
-    for name in found.segments:
-        host.load_private(folder.path / "private" / name)
-    server = found.server if found.round >= 0 else method.init_server(start, setting)
-    own, groups = method.unicast(server, client), method.groups(server)
-    choices = read_choices(folder.path)
-    candidate = choices["own"].get(experiment.population.ids[client], choices["default"])
-    support = experiment.split.test.support
-    if not support.sizes(np.array([client]))[0]:
-        raise UserError(f"client {experiment.population.ids[client]!r} has no rows to adapt on")
-    key = int(mix("personalize", experiment.seed))
-    stacked = tree_map(lambda leaf: leaf[None], own) or None
-    rows = None if groups is None else groups[[client]].numpy()
-    model = host.personal(method.broadcast(server), stacked, client, support, candidate, key, rows)
-    return model, method.candidates()[candidate]
+    """The model this client ended up with, and the name of the candidate."""
+    return Models(folder, experiment).personal(client)
 
 
 def read_choices(run: Path) -> dict[str, Any]:
