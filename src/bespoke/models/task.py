@@ -339,10 +339,6 @@ def joined(pieces: list[Any]) -> Any:
     """What was judged block by block, as one."""
     return tree_map(lambda *parts: torch.cat(parts), *pieces) if pieces[1:] else pieces[0]
 
-    def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
-        """The loss of each sentence, summed over its tokens."""
-        return (self._losses(outputs, batch["y"]) * self._tokens(batch)).sum(-1)
-
 
 def mean_over(losses: Tensor, mask: Tensor) -> Tensor:
     """The mean of the rows that count."""

@@ -20,7 +20,7 @@ from bespoke.errors import UserError
 from bespoke.experiments import build
 from bespoke.forgotten import is_forgotten
 from bespoke.method import Method
-from bespoke.models.task import LanguageModel
+from bespoke.models.language import LanguageModel
 from bespoke.rescoring.nbest import Utterance
 from bespoke.rescoring.wer import words_of
 from bespoke.tensors import Params
@@ -96,7 +96,8 @@ class RunLanguage:
             line[: len(row)] = torch.tensor(row)
         batch: Params = {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": torch.ones(len(rows))}
         with torch.no_grad():
-            return self.task.row_values(predict(batch), batch, "loss")
+            losses = self.task.judge(predict(batch), batch)["losses"]
+        return (losses * (batch["y"] != PAD)).sum(-1)
 
     # -- models --------------------------------------------------------------------------------------------------------
     def spoken(self, level: Level, utterances: Sequence[Utterance], progress: Progress | None = None) -> list[Floats]:
