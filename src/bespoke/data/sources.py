@@ -158,6 +158,12 @@ _LISTED = (
         "tedmulti/", "bespoke.data.tedmulti",
     ),
     Source(
+        "ted", "TED talks in English, in segments of twenty words: the next word", "files", 600, 27600, "language",
+        "topic, found in training text; or collection", "CC BY-NC-ND 4.0 (TED's usage policy)",
+        "put ted_talks.parquet (collection, title, text: github.com/saranyan/TED-Talks as a table) into ted/",
+        "bespoke.data.ted",
+    ),
+    Source(
         "ted-two-languages", "TED talks in English and TEDx talks in Spanish, made alike: the next word", "files", 48,
         2034, "language", "language", "CC BY-NC-ND 4.0 (TED; mTEDx)",
         "put ted_talks.parquet (collection, title, text: github.com/saranyan/TED-Talks as a table) into ted/, and "
