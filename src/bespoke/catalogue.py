@@ -123,13 +123,14 @@ def print_method(method: dict[str, Any]) -> None:
 
 
 def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
-    from bespoke.data.sources import SOURCES, source_options
+    from bespoke.data.sources import SOURCES, source_options, source_statistics
 
     if name is None:
         return [asdict(source) for source in SOURCES.values()]
     if name not in SOURCES:
         raise unknown("data source", name, SOURCES)
-    return [{**asdict(SOURCES[name]), "options": source_options(name)}]
+    counted = [asdict(table) for table in source_statistics(name)]
+    return [{**asdict(SOURCES[name]), "options": source_options(name), "statistics": counted}]
 
 
 def print_sources(found: list[dict[str, Any]]) -> None:
@@ -157,7 +158,15 @@ def print_source(source: dict[str, Any]) -> None:
         facts.add_row(name, escape(_count(source[name])) or "-")
     options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
     facts.add_row("options", escape(options) or "-")
-    Terminal().print(facts)
+    console = Terminal()
+    console.print(facts)
+    for counted in source["statistics"]:
+        table = Table(title=f"\n{escape(counted['title'])}", title_justify="left", box=None, pad_edge=False)
+        for place, column in enumerate(counted["columns"]):
+            table.add_column(column, overflow="fold", justify="right" if place else "left")
+        for row in counted["rows"]:
+            table.add_row(*(escape(_count(cell)) for cell in row))
+        console.print(table)
 
 
 def describe_presets() -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from bespoke.data.population import Population
 from bespoke.data.schema import Statistics
 from bespoke.data.splits import Reporting, Rows, Selection, Split, cross_device, cross_silo
 from bespoke.data.standardize import How, standardize
+from bespoke.data.topics import grouped
 from bespoke.encoding import Wanted, encoded
 from bespoke.errors import UserError, unknown
 from bespoke.method import Method
@@ -124,7 +125,8 @@ def prepare(
         )
     train = last.split.train
     kind = _kind(config, privacy, len(train.clients)) if privacy else "known"
-    found = encoded(last.population, train, Wanted(how, advice["target"], privacy, kind, _key(config, privacy), store))
+    raw = grouped(last.population, last.split)
+    found = encoded(raw, train, Wanted(how, advice["target"], privacy, kind, _key(config, privacy), store))
     population = standardize(found.population, train, how, advice["target"], found.given)
     return Prepared(population, _moved(last.split, population), found.population, (how, found.given), tuple(earlier))
 

@@ -275,6 +275,18 @@ def test_shakespeare_of_a_small_file(folder):
     assert [decoded(row) for row in few.columns["x"].tolist()] == ["<bos>abc", "<bos>I<oov><eos>"]
 
 
+def test_shakespeare_in_words(folder):
+    hal, kate = "THE_FIRST_PART_OF_KING_HENRY_THE_FOURTH_HAL", "THE_TAMING_OF_THE_SHREW_KATE"
+    write_shakespeare(folder, {hal: ["I'll go -- go, Jack; go!", ""], kate: ["..."]}, {hal: ["Go."]})
+    population = load_source("shakespeare", tokens="words", length=3)
+    words = ["", *population.about["pieces"]]
+    shown = [" ".join(words[i] for i in row).strip() for row in population.columns["pieces"].tolist()]
+    assert (list(population.ids), shown) == ([hal], ["i'll go go", "jack go", "go"])
+    assert population.columns["whole"].tolist() == [False, True, True]  # an end follows the last piece of a snippet
+    assert population.group_of(0) == "THE_FIRST_PART_OF_KING_HENRY_THE_FOURTH"
+    assert load_source("shakespeare", tokens="words", length=3, most=1).rows == 1
+
+
 def test_vocabulary():
     assert len(shakespeare.CHARACTERS) == len(set(shakespeare.CHARACTERS)) == 86
     assert (shakespeare.PAD, shakespeare.OOV, shakespeare.BOS, shakespeare.EOS) == (0, 87, 88, 89)

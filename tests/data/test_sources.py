@@ -74,7 +74,7 @@ def test_every_source_describes_itself(name, request):
     about, columns = population.about, population.columns
     if name not in ("wikitext103", *FEWER):  # whose training file is not beside the repo
         assert (len(population), population.rows) == (source.clients, source.examples)
-    assert bool(population.groups) == bool(source.group) or name == "synthetic"
+    assert bool(population.groups or "topics" in about) == bool(source.group) or name == "synthetic"
     assert (about["name"], about["task"], about["licence"]) == (name, source.task, source.licence)
     assert about["notes"]
     assert {"title", "target", "standardize"} <= about.keys()

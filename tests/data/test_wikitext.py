@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bespoke.catalogue import describe_sources, print_source
 from bespoke.data import texts
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources import load_source, source_statistics
 from bespoke.data.wikitext import OTHER, sentences_of, topic_of
 from bespoke.errors import UserError
 
@@ -62,6 +64,39 @@ def test_pages_of_several_files_and_of_one_title(folder: Path) -> None:
     assert list(population.ids) == ["Music of Y", "Tea", "Tea (2)"]
     assert list(load_source("wikitext103", least=2).ids) == ["Tea"]
     assert list(load_source("wikitext103", least=1, topics_only=True).ids) == ["Music of Y"]
+
+
+def test_statistics_of_a_small_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(f" = Battle of {name} = \n a . b c . d e f . g h i . \n" for name in "XY")
+    write(folder, f"{lines} = Tea = \n a b . \n")
+    here, paper = source_statistics("wikitext103")
+    counted = {row[0]: list(row[1:]) for row in here.rows}
+    # three of four sentences train; a page of one sentence trains on it; 2 + 3 + 4 + 4 words in all
+    assert counted["battle"][:2] == [2, 6]
+    assert counted["battle"][3] == 2
+    assert counted["battle"][2] + counted["battle"][4] == 26
+    assert (counted["all"][0], counted["all"][1] + counted["all"][3]) == (3, 9)
+    assert counted["all"][2] + counted["all"][4] == 29
+    assert counted["film"] == [0, 0, 0, 0, 0]
+    assert list(paper.rows[0]) == ["all", "28,726", "1263K", "65606K", "421K", "21095K"]
+    print_source(describe_sources("wikitext103")[0])
+    shown = capsys.readouterr().out
+    assert re.search(r"battle +2 +6 ", shown)
+    assert re.search(r"battle +409 +22,641 +1164K +7,557 +377K", shown)
+
+
+def test_a_source_whose_files_are_not_here_is_shown_without_counts(folder: Path) -> None:
+    assert describe_sources("wikitext103")[0]["statistics"] == []
+    write(folder, "no title\n")
+    with pytest.raises(UserError, match="text before the first title"):
+        describe_sources("wikitext103")
+
+
+def test_pages_may_have_topics_found_in_their_text(folder: Path) -> None:
+    write(folder, PAGES)
+    population = load_source("wikitext103", length=3, least=3, most=1, groups="topics", clusters=2)
+    assert (population.group, population.about["topics"]) == (None, {"clusters": 2, "seed": 0})
+    assert population.sizes().tolist() == [1, 1]
 
 
 def test_topics_are_whole_words_of_titles() -> None:

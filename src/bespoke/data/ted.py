@@ -11,17 +11,21 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.data import texts
 from bespoke.data.population import Population
-from bespoke.data.sources import at_least, damaged, describe, find_file
+from bespoke.data.sources import Statistics, at_least, damaged, describe, find_file
+from bespoke.data.splits import Split, cross_silo
+from bespoke.data.topics import grouped
+from bespoke.data.unigrams import gains
 from bespoke.errors import UserError
-from bespoke.randomness import text_key
+from bespoke.randomness import text_key, uniform
 
 FILE = "ted/ted_talks.parquet"
 COLUMNS = ("collection", "title", "text")
@@ -76,6 +80,35 @@ def load(
         vocabulary=vocabulary, end=False,
         group=np.array([name.partition("/")[0] for name in names]) if groups == "collections" else None,
     )  # fmt: skip
+
+
+def statistics(talks: int = 600) -> list[Statistics]:
+    """What groups of talks know of their held-out text: topics, collections, and groups at random of topics' sizes."""
+    return [gained(kind, population, split) for kind, population, split in divided(talks)]
+
+
+def divided(talks: int = 600) -> Iterator[tuple[str, Population, Split]]:
+    """The talks divided by topics, by collections, and at random into groups of the topics' sizes."""
+    plain = load(talks)
+    split = cross_silo(plain)
+    topics = grouped(plain, split)
+    assert topics.group is not None
+    yield "by topics", topics, split
+    names, collections = np.unique([name.partition("/")[0] for name in plain.ids], return_inverse=True)
+    yield "by collections", replace(plain, group=collections, groups=names.tolist()), split
+    shuffled = topics.group[np.argsort(uniform("shuffled groups", 0, plain.keys))]
+    numbers = [f"group {place + 1}" for place in range(len(topics.groups))]
+    yield "divided at random", replace(plain, group=shuffled, groups=numbers), split
+
+
+def gained(kind: str, population: Population, split: Split) -> Statistics:
+    """The table of one division: the perplexity of query text by word frequencies of all talks and of the group's."""
+    rows = [
+        [gain.group, gain.clients, gain.words, f"{gain.common:.1f}", f"{gain.own:.1f}", f"{gain.percent:+.1f} %"]
+        for gain in gains(population, split, population.about["text"]["vocabulary"])
+    ]
+    title = f"Perplexity of held-out text by word frequencies, {kind}"
+    return Statistics(title, ("group", "talks", "words", "all talks'", "its own", "gain"), rows)
 
 
 class Chosen:

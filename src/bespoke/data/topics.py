@@ -26,6 +26,7 @@ MOST = 0.25  # of the training clients: a word that more of them use says little
 NAMED = 3  # words in a topic's name
 DIRECTIONS = 20  # of latent semantic analysis
 STARTS = 10  # of k-means
+LEARNED = "which topics there are, and which client has which, is learned from clients' texts without noise"
 
 
 def grouped(raw: Population, split: Split) -> Population:
@@ -44,15 +45,15 @@ def grouped(raw: Population, split: Split) -> Population:
     counts = _counts(raw, split.train, trained)
     if len(trained) < wanted["clusters"]:
         raise UserError(
-            f"{raw.about['name']}: {wanted['clusters']} topics of {len(trained)} training clients; ask for fewer topics "
-            "(data.options.clusters), or for more clients"
+            f"{raw.about['name']}: {wanted['clusters']} topics of {len(trained)} training clients; ask for fewer "
+            "topics (data.options.clusters), or for more clients"
         )
     users = np.asarray((counts > 0).sum(0)).ravel()
     kept = np.flatnonzero((users >= LEAST) & (users <= MOST * len(trained)))
     if not len(kept):
         raise UserError(
-            f"{raw.about['name']}: no word is used by at least {LEAST} and at most a quarter of the {len(trained)} training "
-            "clients, so that there is nothing to tell topics by"
+            f"{raw.about['name']}: no word is used by at least {LEAST} and at most a quarter of the {len(trained)} "
+            "training clients, so that nothing tells their topics; name groups, or ask for more clients"
         )
     tfidf = TfidfTransformer(sublinear_tf=True)
     weights = tfidf.fit_transform(counts[:, kept])
@@ -71,7 +72,8 @@ def grouped(raw: Population, split: Split) -> Population:
     used, group = np.unique(np.array([*names, NO_GROUP])[topic], return_inverse=True)
     note = f"{len(names)} topics by TF-IDF and k-means of the text of {len(trained):,} training clients."
     about = {name: value for name, value in raw.about.items() if name != "topics"}
-    return replace(raw, group=group, groups=used.tolist(), about={**about, "notes": [*about["notes"], note]})
+    about |= {"notes": [*about["notes"], note], "learned": LEARNED}
+    return replace(raw, group=group, groups=used.tolist(), about=about)
 
 
 def _counts(raw: Population, rows: Rows, clients: NDArray[np.int64]) -> Any:
