@@ -69,3 +69,18 @@ def test_without_privacy_the_page_says_that_it_shows_ids(tables: tuple[Path, lis
     page = (folder / "plain/report.html").read_text()
     assert named(page, ids) == ids
     assert "This page shows clients by id" in page
+
+
+def test_one_run_names_nobody_either(tables: tuple[Path, list[str]]) -> None:
+    folder, ids = tables
+    experiment = folder / "exp.toml"
+    experiment.write_text(
+        f'data = {{table = "{(folder / "t.csv").as_posix()}", client = "client", target = "y"}}\n'
+        'stage = [{method = "fedavg", rounds = 2}]\nattack = {kind = "scale", clients = 0.2}\n'
+    )
+    for place, more in enumerate(((), ("--set", "privacy.noise=0.1", "--set", "privacy.clip=1"))):
+        told = bespoke("run", experiment, "--json", "--out", folder / f"run{place}", *more)
+        assert told.code == 0, told.err
+        attack = json.loads(told.out)["attack"]["clients"]
+        assert attack == 2 if more else named(str(attack), ids) == attack
+        assert bool(named(told.out + told.err, ids)) is not bool(more)

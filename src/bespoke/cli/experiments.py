@@ -58,10 +58,9 @@ def run(
                 bars.note(note)
             result = Run(built, run_folder, bars, stop=stop).run()
     if as_json:
-        from bespoke.metrics.parts import unnamed
+        from bespoke.metrics.parts import without_names
 
-        whom = unnamed(result["excluded"]) if "privacy" in result else result["excluded"]
-        print_json({**result, "excluded": whom, "folder": str(folder)})
+        print_json({**(without_names(result) if "privacy" in result else result), "folder": str(folder)})
         return
     better = "lower" if result["lower_is_better"] else "higher"
     mean = "undefined" if result["query"] is None else f"{result['query']:.5g}"

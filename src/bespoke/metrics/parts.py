@@ -95,3 +95,13 @@ def excluded(runs: Sequence[Run]) -> dict[str, int]:
 def unnamed(counts: dict[str, int]) -> dict[str, int]:
     """The same numbers without the clients' ids."""
     return {f"unnamed {place}": count for place, count in enumerate(counts.values(), start=1)}
+
+
+def without_names(result: dict[str, Any]) -> dict[str, Any]:
+    """What a run says of itself, without the clients' ids."""
+    plain = {**result, "excluded": unnamed(result["excluded"])}
+    if attack := result.get("attack"):
+        plain["attack"] = {**attack, "clients": len(attack["clients"])}
+    if robust := result.get("robust"):
+        plain["robust"] = {**robust, **{what: unnamed(robust[what]) for what in ("left_out", "cut")}}
+    return plain
