@@ -20,6 +20,7 @@ from typing import NoReturn
 
 SECONDS = 60.0  # a command that takes longer hangs
 MEMORY = 3 << 30  # bytes of data a command may ask for; a fuzzed size must not take the whole machine
+STOPPED = 130  # the code of a command that SIGINT or SIGTERM ended
 CRASH = "Traceback (most recent call last)"
 
 
@@ -73,16 +74,23 @@ def bespoke(
     folder: Path,
     *,
     kill_after: float | None = None,
+    by: signal.Signals = signal.SIGKILL,
     limit: float = SECONDS,
     before: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run `bespoke WORDS` in this folder; `before` is called in the child, where it may change anything."""
+    """Run `bespoke WORDS` in this folder; `before` is called in the child, where it may change anything.
+
+    It is killed after some seconds `by` a signal; one that asks it to end has to be heard within the limit.
+    """
     streams = [os.memfd_create(name) for name in ("out", "err")]
     began = time.monotonic()
     child = os.fork()
     if child == 0:
         _become(words, folder, streams, before)
     hung = not _ends(child, limit if kill_after is None else kill_after)
+    if hung and kill_after is not None:
+        os.kill(child, by)
+        hung = not _ends(child, limit)
     if hung:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -93,13 +101,14 @@ def bespoke(
         os.lseek(stream, 0, os.SEEK_SET)
         with open(stream, "rb") as file:
             texts.append(file.read().decode("utf-8", errors="replace"))
-    return Ended(None if hung and kill_after is None else code, *texts, seconds, orphans)
+    return Ended(None if hung else code, *texts, seconds, orphans)
 
 
 def _become(words: list[str], folder: Path, streams: list[int], before: Callable[[], None]) -> NoReturn:
     """The child: standard streams, working directory and arguments as a shell would set them."""
-    code = 1
+    code, begun = 1, False
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `main` sets it
         os.setsid()  # so that its own children can be found
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, stream in enumerate(streams, 1):
@@ -112,11 +121,15 @@ def _become(words: list[str], folder: Path, streams: list[int], before: Callable
         before()
         from bespoke import cli
 
+        begun = True
         cli.main()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and not begun:
+            code = STOPPED
+        else:
+            traceback.print_exc()
     finally:
         for file in (sys.stdout, sys.stderr):
             file.flush()

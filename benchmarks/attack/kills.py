@@ -1,7 +1,8 @@
 """Commands that are killed at a random moment and resumed: the results are those of an uninterrupted run.
 
-A kill comes from inside, before, amid or after an event of the folder, or from outside after a random time. Under
-secret noise no two runs are alike: there the account must cover every message that was seen to leave a client.
+A kill comes from inside, before, amid or after an event of the folder, or from outside after a random time, there also
+as SIGINT (Ctrl-C) or SIGTERM, on which a command ends by itself. Under secret noise no two runs are alike: there the
+account must cover every message that was seen to leave a client.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.attack.campaign import Verdict
-from benchmarks.attack.child import CRASH, Ended, bespoke
+from benchmarks.attack.child import CRASH, SECONDS, STOPPED, Ended, bespoke
 from benchmarks.attack.events import WHEN, Events, watch_messages
 from benchmarks.attack.worlds import Case, cases
 
 KILLED = -signal.SIGKILL
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 NOT_PROMISED = ("timing.jsonl", ".lock", "study.db")  # wall times, locks, Optuna's own notes
 STATE = {"checkpoints", "private", "stages", "engine.json"}
 TWICE = 0.3  # chance that the resumed command is killed too
@@ -42,7 +44,7 @@ def attempt(draw: random.Random, number: int, folder: Path, references: Path) ->
         how = _kill(draw, about, folder / "messages.jsonl")
         story.append(str(how["story"]))
         resume = kill > 0 and (folder / "out").is_dir()
-        ended.append(bespoke(case.words(resume), folder, kill_after=how["after"], before=how["before"]))
+        ended.append(bespoke(case.words(resume), folder, kill_after=how["after"], by=how["by"], before=how["before"]))
     last = bespoke(
         case.words((folder / "out").is_dir()), folder, limit=SLOW,
         before=functools.partial(prepare, None, True, folder / "messages.jsonl"),
@@ -67,16 +69,18 @@ def _kill(draw: random.Random, about: dict[str, Any], messages: Path) -> dict[st
     if draw.random() < 0.5 and about["events"]:
         at, when = draw.randrange(about["events"]), draw.choice(WHEN)
         before = functools.partial(prepare, Events(at, when), True, messages)
-        return {"story": f"killed {when} event {at}", "after": SLOW, "before": before}
-    after, often = draw.random() * about["seconds"], draw.random() < 0.5
+        return {"story": f"killed {when} event {at}", "after": SLOW, "by": signal.SIGKILL, "before": before}
+    after, often, by = draw.random() * about["seconds"], draw.random() < 0.5, draw.choice(SIGNALS)
     before = functools.partial(prepare, None, often, messages)
-    return {"story": f"killed after {after:.3f} s", "after": after, "before": before}
+    return {"story": f"{by.name} after {after:.3f} s", "after": after, "by": by, "before": before}
 
 
 def _problem(case: Case, about: dict[str, Any], ended: list[Ended], last: Ended, folder: Path) -> str:
     """What is wrong with how it ended, if anything."""
     for each in ended:
-        if each.code not in (0, KILLED):
+        if each.code is None:
+            return f"did not end within {SECONDS:.0f} s of being asked to"
+        if each.code not in (0, KILLED, STOPPED) or CRASH in each.said:
             return f"ended by itself with code {each.code} before it was killed: {last_line(each.err)}"
         if each.orphans:
             return f"{each.orphans} processes outlived their parent"
