@@ -326,7 +326,7 @@ def until(happens: Callable[[], object], process: subprocess.Popen[str]) -> None
 
 def test_killed_workers_and_parents_and_sigterm(tmp_path: Path) -> None:
     """Each end is told for what it is and leaves a run that goes on, to what an undisturbed run leaves."""
-    (tmp_path / "exp.toml").write_text(TOML.replace("rounds = 1500", "rounds = 250") + "[engine]\nworkers = 2\n")
+    (tmp_path / "exp.toml").write_text(TOML.replace("rounds = 1500", "rounds = 80") + "[engine]\nworkers = 2\n")
     out, log = tmp_path / "run", tmp_path / "run" / "rounds.jsonl"
     command = ["run", str(tmp_path / "exp.toml"), "--json", "--out", str(out)]
 

@@ -198,8 +198,7 @@ def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write_report([folder], tmp_path_factory.mktemp("page") / "report.html")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(400, True), (1280, False)], ids=["400-dark", "1280-light"])
 def test_every_figure_is_drawn(page: Path, browser: Browser, width: int, dark: bool) -> None:
     seen, ink = looked_at(browser, page, width, dark)
     assert {figure["name"].removeprefix("figure-") for figure in seen} == EVERY
