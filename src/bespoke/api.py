@@ -40,16 +40,20 @@ def compare(
     time: str | None = None,
     features: list[str] | None = None,
     task: Literal["regression", "classification"] | None = None,
+    text: str | None = None,
+    context: str | None = None,
+    tokenizer: str | None = None,
     settings: dict[str, Any] | None = None,
     jobs: Positive | None = 1,
 ) -> Summary:
-    """Compare methods on a table (with client=, target=, group=, ...) or on built-in data, into the folder `out`.
+    """Compare methods on a table (with client=, target= or text=, group=, ...) or on built-in data, into `out`.
 
     What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
     """
-    given = {"client": client, "target": target, "group": group, "time": time, "features": features, "task": task}
+    given = {"client": client, "target": target, "group": group, "time": time, "features": features, "task": task,
+             "text": text, "context": context, "tokenizer": tokenizer}  # fmt: skip
     columns = {name: value for name, value in given.items() if value is not None}
     if table is not None and data is not None:
         raise UserError(f"compare(table={str(table)!r}, data={data!r}): one of the two, a table or built-in data")

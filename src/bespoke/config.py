@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MOST_SEEDS = 1000
 SINGLE = 3.4028234e38  # the largest number of single precision
 AUTO = "auto"  # rounds: until validation stops improving
+TEXT = ("context", "tokenizer", "lower", "length", "vocabulary", "shortest", "end")  # of [data]: how texts are read
 
 
 class _Strict(BaseModel):
@@ -30,11 +31,29 @@ class _Strict(BaseModel):
 
 class DataConfig(_Strict):
     source: str | None = Field(default=None, description="a built-in source; see `bespoke data`")
-    table: str | None = Field(default=None, description="a CSV or Parquet file of your own")
+    table: str | None = Field(
+        default=None, description="a CSV, JSON Lines or Parquet file of your own, or a folder of texts by client"
+    )
     client: str | None = Field(default=None, description="the table's client column (several: joined by commas)")
     target: str | None = Field(default=None, description="the table's target column")
     group: str | None = Field(default=None, description="the table's group column")
     time: str | None = Field(default=None, description="the table's time column, for splits by time")
+    text: str | None = Field(
+        default=None, description="the table's column of texts: the next word is predicted unless there is a target"
+    )
+    context: str | None = Field(default=None, description="the table's column of what was around a text")
+    tokenizer: str | None = Field(
+        default=None, description="words (default), characters, or the folder of a Hugging Face tokenizer"
+    )
+    lower: bool | None = Field(default=None, description="texts are lower-cased; default: words and characters are")
+    length: int | None = Field(
+        default=None, ge=1, description="tokens beyond which a text is cut into segments; default 32, 128 characters"
+    )
+    vocabulary: int | None = Field(
+        default=None, ge=1, description="most words that are known, by training rows; default 10,000"
+    )
+    shortest: int | None = Field(default=None, ge=1, description="texts of fewer tokens are left out; default 1")
+    end: bool | None = Field(default=None, description="the end of a text is predicted and counted; default true")
     features: list[str] | None = Field(default=None, description="the table's feature columns (default: all others)")
     task: Literal["regression", "classification"] | None = Field(
         default=None, description="default: inferred from the target"
@@ -313,12 +332,20 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
 def _check_data(data: DataConfig, where: str) -> None:
     if (data.source is None) == (data.table is None):
         raise UserError(f"{where}: [data] needs either source or table")
-    if data.table is not None and not (data.client and data.target):
-        raise UserError(f"{where}: [data] with a table needs client and target, the names of two of its columns")
+    folder = data.table is not None and Path(data.table).is_dir()
+    if data.table is not None and not folder and not (data.client and (data.target or data.text)):
+        raise UserError(
+            f"{where}: [data] with a table needs client and target, the names of two of its columns (or client and "
+            "text, to model texts)"
+        )
+    if data.text is None and not folder and (given := [name for name in TEXT if getattr(data, name) is not None]):
+        raise UserError(f"{where}: [data] {', '.join(given)} describe texts; name their column as text")
+    if data.target is None and (given := [name for name in ("features", "task") if getattr(data, name)]):
+        raise UserError(f"{where}: [data] {', '.join(given)} need a target; without one the next word is predicted")
     if data.table is not None and data.options:
         raise UserError(f"{where}: data.options are those of a source, and this is a table: {sorted(data.options)}")
-    given = {**data.model_dump(), "schema": data.schema_file}
-    columns = [name for name in ("client", "target", "group", "time", "features", "task", "schema") if given[name]]
+    named = {**data.model_dump(), "schema": data.schema_file}
+    columns = [n for n in ("client", "target", "group", "time", "text", "features", "task", "schema") if named[n]]
     if data.source is not None and columns:
         raise UserError(f"{where}: [data] {', '.join(columns)} describe a table, and {data.source!r} is a source")
     if data.features is not None and not data.features:

@@ -80,8 +80,11 @@ def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
         population = encode(population, schema, notes)
     elif "pieces" in raw.columns:
         rows, _ = train.of(train.clients)
-        population = texts.encode(raw, texts.learned(raw, rows), rows)
-        unpaid = [WORDS] if privacy and not privacy.public_schema else []
+        words = raw.about.get("declared")
+        if words is None:
+            words = texts.learned(raw, rows)
+            unpaid = [WORDS] if privacy and not privacy.public_schema else []
+        population = texts.encode(raw, words, rows, [texts.said(raw, words, rows)])
     elif release is not None:
         population = replace(raw, about={**raw.about, "notes": [*raw.about.get("notes", []), *release.notes]})
     if privacy and raw.about.get("learned") and not privacy.public_schema:

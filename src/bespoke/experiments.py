@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from bespoke.config import AUTO, ExperimentConfig, TransformConfig, check_stage
+from bespoke.config import AUTO, TEXT, DataConfig, ExperimentConfig, TransformConfig, check_stage
 from bespoke.data.changes import FOREVER, Period, periods
 from bespoke.data.population import Population
 from bespoke.data.schema import Statistics
@@ -47,8 +47,9 @@ def load_population(config: ExperimentConfig) -> Population:
         from bespoke.data.schema import Schema
         from bespoke.data.table import open_table
 
+        if data.target is None:
+            return _texts(data)
         assert data.client
-        assert data.target
         return open_table(
             Path(data.table), data.client, data.target,
             group=data.group, features=data.features, time=data.time, task=data.task,
@@ -58,6 +59,19 @@ def load_population(config: ExperimentConfig) -> Population:
 
     assert data.source is not None
     return load_source(data.source, **data.options)
+
+
+def _texts(data: DataConfig) -> Population:
+    """Texts of which the next word is to be predicted."""
+    from bespoke.data.documents import Segmenting, open_texts
+    from bespoke.data.schema import read_words
+
+    given = {name: getattr(data, name) for name in TEXT if name != "context"}
+    return open_texts(
+        str(data.table), data.client, data.text, group=data.group, context=data.context, time=data.time,
+        how=Segmenting(**{name: value for name, value in given.items() if value is not None}),
+        words=read_words(Path(data.schema_file)) if data.schema_file else None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,17 @@ def compare(
         Path | None,
         typer.Argument(
             metavar="TABLE",
-            help="A CSV or Parquet file, a TOML file that describes a comparison, or the name of built-in data (see "
-            "`bespoke data`); leave it out for exam results.",
+            help="A CSV, JSON Lines or Parquet file, a folder of texts by client, a TOML file that describes a "
+            "comparison, or the name of built-in data (see `bespoke data`); leave it out for exam results.",
         ),
     ] = None,
     client: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Who: the column that names the client (several: a,b).")
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What to predict (with --text alone: the next word).")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of texts.")] = None,
     group: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="What groups the clients; methods that train groups are compared too."),
@@ -43,11 +46,19 @@ def compare(
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="regression or classification (default: inferred).")
     ] = None,
+    context: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Where a text was written: a place, an app, a thread.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="words, characters, or the folder of a Hugging Face tokenizer."),
+    ] = None,
     schema: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What is public of the table: kinds, categories, classes, ranges (bespoke data TABLE --write-schema).",
+            help="What is public of the table: kinds, categories, classes, ranges, or words (bespoke data TABLE "
+            "--write-schema).",
         ),
     ] = None,
     data: Annotated[
@@ -139,7 +150,9 @@ def compare(
     `bespoke compare` alone runs on built-in data: 31,022 exam results in 2,410 schools.
 
     `bespoke compare pupils.csv --client school --target score --group region` runs on your own table. Nothing has to
-    be prepared: texts, dates and missing values are understood, and what was done with each column is said.
+    be prepared: categories, dates and missing values are understood, and what was done with each column is said.
+
+    `bespoke compare posts.csv --client user --text post` models texts: the next word, for each user.
 
     Ctrl-C stops after the current round; the message names the command that goes on.
     """
@@ -152,7 +165,11 @@ def compare(
     if table is not None and table.suffix == ".toml":
         _compare_file(table, out, resume, as_json, jobs, name_clients)
         return
-    described = described_data(table, data, client, target, group, features, time, task, schema)
+    columns = {
+        "client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
+        "task": task, "context": context, "tokenizer": tokenizer, "schema": None if schema is None else str(schema),
+    }  # fmt: skip
+    described = described_data(table, data, columns)
     base: dict[str, Any] = {
         "data": described,
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
@@ -228,29 +245,28 @@ def _terms(option: str, text: str) -> dict[str, Any]:
     return terms
 
 
-def described_data(
-    table: Path | None, data: str | None, client: str | None, target: str | None, group: str | None,
-    features: str | None, time: str | None, task: str | None, schema: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
+def described_data(table: Path | None, data: str | None, columns: dict[str, str | None]) -> dict[str, Any]:
     """The [data] of the options: a table and its columns, or a source."""
-    columns = {"client": client, "target": target, "group": group, "features": features, "time": time, "task": task,
-               "schema": None if schema is None else str(schema)}  # fmt: skip
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
         from bespoke.data.sources import SOURCES
 
         source = SOURCES.get(data or "chem97")  # one that does not exist is refused where it is loaded
-        its_own = {"--time": "time", "--group": source.group_name if source else group}
+        its_own = {"--time": "time", "--group": source.group_name if source else columns["group"]}
         others = [option for option in given if columns[option[2:]] != its_own.get(option)]
         if others == ["--group"]:
             what = f"groups its clients by {its_own['--group']}" if its_own["--group"] else "knows no groups of clients"
-            raise UserError(f"--group {group}: {data or 'chem97'} {what}")
+            raise UserError(f"--group {columns['group']}: {data or 'chem97'} {what}")
         if others:
             what = "--time of built-in data is called 'time'" if others == ["--time"] else ""
             raise UserError(what or f"{', '.join(others)}: of which table? bespoke compare TABLE.csv {others[0]} ...")
         return {"source": data or "chem97"}
-    if not (client and target):
-        raise UserError(f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict)")
+    if not table.is_dir() and not (columns["client"] and (columns["target"] or columns.get("text"))):
+        raise UserError(
+            f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict), or --text "
+            "COLUMN to model texts"
+        )
+    features, task = columns["features"], columns["task"]
     named = listed(features) if features is not None else None
     if named == []:
         raise UserError(f"--features {features!r} names no column; leave it out to use all others")

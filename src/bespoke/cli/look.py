@@ -138,6 +138,8 @@ def data(
     features: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Of the table: a,b,c.")] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: when.")] = None,
     task: Annotated[str | None, typer.Option(metavar="TASK", help="regression or classification.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: texts.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="words, characters, or a folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the data sources, or show one: clients, examples, licence, how to obtain it.
@@ -145,23 +147,25 @@ def data(
     `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
 
     `bespoke data public.csv --client school --target score --write-schema schema.json` writes what a table that is
-    public says of its columns, for `bespoke compare private.csv --schema schema.json` under privacy.
+    public says of its columns, for `bespoke compare private.csv --schema schema.json` under privacy; with --text in
+    place of --target, which words it has.
     """
+    columns = {"client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
+               "task": task, "tokenizer": tokenizer}  # fmt: skip
     if write_schema is not None:
         from bespoke.cli.compare import described_data
 
         if name is None:
             raise UserError(f"--write-schema {write_schema}: of which table? bespoke data TABLE.csv --write-schema ...")
-        described = described_data(Path(name), None, client, target, group, features, time, task)
+        described = described_data(Path(name), None, columns)
         _write_schema(described, write_schema)
         if as_json:
             print_json({"schema": str(write_schema)})
         else:
             print(f"Schema: {write_schema}. It holds what the table says of its columns: read it before it is public.")
         return
-    if given := [option for option, value in {"--client": client, "--target": target, "--group": group,
-                 "--features": features, "--time": time, "--task": task}.items() if value is not None]:  # fmt: skip
-        raise UserError(f"{given[0]} describes a table, for --write-schema FILE")
+    if given := [option for option, value in columns.items() if value is not None]:
+        raise UserError(f"--{given[0]} describes a table, for --write-schema FILE")
     from bespoke.catalogue import describe_sources, print_source, print_sources
 
     found = describe_sources(name)
@@ -175,11 +179,20 @@ def data(
 
 def _write_schema(described: dict[str, Any], path: Path) -> None:
     """Write the schema of a table that the user calls public, by all of its rows."""
-    from bespoke.data.features import declare
-    from bespoke.data.table import open_table
+    from bespoke.config import checked
+    from bespoke.experiments import load_population
 
     if path.suffix not in (".json", ".toml"):
         raise UserError(f"--write-schema {path}: a file that ends in .json or .toml")
-    options = {key: value for key, value in described.items() if key not in ("table", "client", "target")}
-    raw = open_table(described["table"], described["client"], described["target"], **options)
-    declare(raw).write(path)
+    raw = load_population(checked({"data": described, "stage": [{"method": "fedavg", "rounds": 1}]}, "data"))
+    if "pieces" in raw.columns:
+        import numpy as np
+
+        from bespoke.data.schema import write_words
+        from bespoke.data.texts import learned
+
+        write_words(path, learned(raw, np.arange(raw.rows)))
+    else:
+        from bespoke.data.features import declare
+
+        declare(raw).write(path)

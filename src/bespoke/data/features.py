@@ -122,7 +122,10 @@ def _learned(entry: dict[str, Any], cells: Floats, owner: Ints, clients: int, no
     found, level = np.unique(cells[there].astype(np.int64), return_inverse=True)
     levels, count = np.array([entry["levels"][i] for i in found.tolist()], dtype=str), len(cells)
     if len(levels) > TOO_MANY_TEXTS or (len(levels) > LEVELS and len(levels) > count / 2):
-        notes.append(f"Left out: {name} has {len(levels)} different texts in {count} rows (ids or free text?).")
+        notes.append(
+            f"Left out: {name} has {len(levels)} different texts in {count} rows (ids, or free text: say --text {name} "
+            "to use it)."
+        )
         return None
     # found at most clients: a count that secure aggregation could give
     pairs = np.unique(level * clients + owner[there])

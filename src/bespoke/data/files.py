@@ -1,10 +1,12 @@
-"""A CSV, text or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
+"""A CSV, text, JSON Lines or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
+import json
 import math
 import re
 import zlib
@@ -21,20 +23,26 @@ from bespoke.data.columns import MISSING, plain
 from bespoke.errors import UserError
 
 _CSV, _TEXT, _TSV, _PARQUET = (".csv",), (".txt", ".data", ".dat"), (".tsv", ".tab"), (".parquet", ".pq")
+_JSON = (".jsonl", ".ndjson")
 
 
 def read_file(path: Path, notes: list[str]) -> pa.Table:
     if not path.exists():
         raise UserError(f"there is no file {path}")
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name one CSV or Parquet file")
+        raise UserError(
+            f"{path} is a folder; name one CSV, JSON Lines or Parquet file (a folder is taken for texts by client, "
+            "without --target)"
+        )
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in _PARQUET:
         table = _read_parquet(path)
     elif suffix in _CSV + _TEXT + _TSV:
         table = _read_csv(path, suffix, notes)
+    elif suffix in _JSON:
+        table = _read_json(path)
     else:
-        allowed = ", ".join((*_CSV, *_TEXT, *_TSV, *_PARQUET))
+        allowed = ", ".join((*_CSV, *_TEXT, *_TSV, *_JSON, *_PARQUET))
         raise UserError(f"{path.name} ends in {suffix!r}; tables are read from {allowed}, the texts also as .gz")
     names = table.column_names
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
@@ -81,6 +89,50 @@ def _read_csv(path: Path, suffix: str, notes: list[str]) -> pa.Table:
                 notes.append(f"The file is not in UTF-8; it was read as {encoding}.")
             return table
     raise UserError(f"{path} is not a readable CSV file: it is neither in UTF-8 nor in cp1252")
+
+
+def _read_json(path: Path) -> pa.Table:
+    """One object a line; a name that an object lacks is a missing value."""
+    columns: dict[str, list[Any]] = {}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(
+            path, encoding="utf-8-sig"
+        ) as lines:
+            count = 0
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                for name, value in _json_object(path, number, line).items():
+                    column = columns.setdefault(name, [])
+                    column += [None] * (count - len(column))
+                    column.append(value)
+                count += 1
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a readable JSON Lines file: {_first_line(error)}") from None
+    return pa.table({name: _json_column(values + [None] * (count - len(values))) for name, values in columns.items()})
+
+
+def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"line {number} of {path} is not valid JSON: {_first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"line {number} of {path} holds {line.strip()[:40]!r}; every line has to be an object {{...}}")
+    return found
+
+
+def _json_column(values: list[Any]) -> pa.Array:
+    """Values of several kinds are taken as texts; texts that are all dates as dates, as in a CSV file."""
+    try:
+        column = pa.array(values)
+    except (pa.ArrowException, OverflowError):
+        column = pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])
+    if pa.types.is_string(column.type):
+        for kind in (pa.date32(), pa.timestamp("s"), pa.timestamp("us")):
+            with contextlib.suppress(pa.ArrowException):
+                return column.cast(kind)
+    return column
 
 
 def _csv_problem(path: Path, read: Any, parse: Any, error: BaseException) -> str:

@@ -11,7 +11,8 @@ learned. As a file:
      "statistics": {"age": [41.2, 17.9]}}
 
 `missing`: whether a feature says where the value is missing. `statistics`: mean and deviation by feature name, or by
-the target's. A target of classes has `classes` instead of a range.
+the target's. A target of classes has `classes` instead of a range. For a language model a schema is the list of the
+words that are known: {"words": ["the", "of"]}.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,31 +92,12 @@ class Schema:
         }  # fmt: skip
 
     def write(self, path: Path) -> None:
-        from bespoke.data.arrays import write_text
-
-        if path.suffix == ".toml":
-            import tomli_w
-
-            write_text(path, tomli_w.dumps(self.to_json()))
-        else:
-            write_text(path, json.dumps(self.to_json(), indent=1, ensure_ascii=False))
+        _write(path, self.to_json())
 
     @classmethod
     def read(cls, path: Path) -> Schema:
         """From a JSON or TOML file, or a clear word on what is wrong with it."""
-        try:
-            text = path.read_text(encoding="utf-8")
-            found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-        except FileNotFoundError:
-            raise UserError(
-                f"there is no schema file {path}; write one with: bespoke data TABLE --write-schema"
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"the schema file {path} cannot be read ({error})") from None
-        except ValueError as error:
-            kind = "TOML" if path.suffix == ".toml" else "JSON"
-            raise UserError(f"the schema file {path} is not valid {kind}: {error}") from None
-        return cls.of(found, str(path))
+        return cls.of(read_declared(path), str(path))
 
     @classmethod
     def of(cls, found: Any, where: str) -> Schema:
@@ -143,6 +126,45 @@ class Schema:
             Target(target["name"], classes, bool(target.get("other", False)), _range(target, f"{where}: target")),
             statistics, frozenset(table.get("left_out", ())),
         )  # fmt: skip
+
+
+def read_declared(path: Path) -> Any:
+    """What a schema file holds, JSON or TOML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"there is no schema file {path}; write one with: bespoke data TABLE --write-schema") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the schema file {path} cannot be read ({error})") from None
+    except ValueError as error:
+        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        raise UserError(f"the schema file {path} is not valid {kind}: {error}") from None
+
+
+def read_words(path: Path) -> tuple[str, ...]:
+    """The vocabulary that a schema file declares."""
+    table = _table(read_declared(path), str(path), ("words",))
+    words = _texts(table.get("words"), f"{path}: words")
+    if not words:
+        raise UserError(f"{path}: words is empty: list the words that are known")
+    return words
+
+
+def write_words(path: Path, words: Sequence[str]) -> None:
+    """A schema file that declares a vocabulary."""
+    _write(path, {"words": list(words)})
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    from bespoke.data.arrays import write_text
+
+    if path.suffix == ".toml":
+        import tomli_w
+
+        write_text(path, tomli_w.dumps(found))
+    else:
+        write_text(path, json.dumps(found, indent=1, ensure_ascii=False))
 
 
 def _column(name: str, entry: Any, where: str) -> Column:

@@ -6,6 +6,9 @@ A split is a pure function of (seed, client id, number of rows): adding clients 
   support rows (what it adapts on) are its training rows.
 - cross-device: clients are split; those held out never train. Each held-out client's rows go to support (adaptation)
   and to validation or query, at random or by time.
+
+Rows of one unit (column `unit`, neighbours within a client: the segments of one text) fall in one part together: then
+units are counted and ordered as rows are otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -50,7 +54,10 @@ class Rows:
         return rows, np.concatenate([[0], np.cumsum(sizes)])
 
     def sizes(self, clients: Ints | None = None) -> Ints:
-        return self.part.sizes(self.population.sizes(self.clients if clients is None else clients))
+        clients = self.clients if clients is None else clients
+        if "unit" in self.population.columns:
+            return Rows.of(self, clients)[1]  # a Half's own would be halved twice
+        return self.part.counts(self.population.sizes(clients))[self.part.index]
 
     def fetch(self, clients: Ints, names: Sequence[str]) -> tuple[dict[str, Tensor], Ints]:
         """Columns in which the rows of `of` are found, and how far each client's rows have moved in them."""
@@ -124,14 +131,20 @@ class Part:
             counts[part, short] += 1
         return counts
 
-    def sizes(self, sizes: Ints) -> Ints:
-        return self.counts(sizes)[self.index]
-
     def rows(self, population: Population, clients: Ints) -> tuple[Ints, Ints]:
+        if self.fractions == (1.0,):
+            return _ranges(population.offsets[clients], population.sizes(clients)), population.sizes(clients)
+        if "unit" not in population.columns:
+            return self._chosen(population, clients)
+        units, begins = by_unit(population)
+        chosen, counts = self._chosen(units, clients)
+        sizes = np.diff(begins)[chosen]
+        owner = np.repeat(np.arange(len(clients)), counts)
+        return _ranges(begins[chosen], sizes), np.bincount(owner, sizes, minlength=len(clients)).astype(np.int64)
+
+    def _chosen(self, population: Population, clients: Ints) -> tuple[Ints, Ints]:
         sizes = population.sizes(clients)
         starts = population.offsets[clients]
-        if self.fractions == (1.0,):
-            return _ranges(starts, sizes), sizes
         counts = self.counts(sizes)
         begin = counts[: self.index].sum(0)
         kept = counts[self.index]
@@ -151,6 +164,24 @@ class Part:
             return base + np.concatenate([np.zeros(0, np.int64), *orders])
         local = shuffles("split rows", _seeded(population.keys[clients], self.seed), sizes)
         return base + local
+
+
+def by_unit(population: Population) -> tuple[Population, Ints]:
+    """A population with a row for each unit, and the row at which each unit begins (and where the last ends)."""
+    unit = population.columns["unit"].numpy()
+    new = np.ones(len(unit), dtype=bool)
+    new[1:] = unit[1:] != unit[:-1]
+    new[population.offsets[:-1][population.sizes() > 0]] = True
+    begins = np.flatnonzero(new)
+    first = torch.from_numpy(begins)
+    columns = {"time": population.columns["time"][first]} if "time" in population.columns else {}
+    offsets = np.searchsorted(begins, population.offsets)
+    return replace(population, columns=columns, offsets=offsets, reader=None), np.append(begins, len(unit))
+
+
+def _counted(population: Population) -> Ints:
+    """How many units each client has; rows, where they have none."""
+    return (by_unit(population)[0] if "unit" in population.columns else population).sizes()
 
 
 def _seeded(keys: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
@@ -220,7 +251,7 @@ def cross_silo(
     """Each client's rows into train / validation / query; support rows are the training rows."""
     everyone = np.arange(len(population))
     train, validation, query = (Part(i, fractions, order, seed) for i in range(3))
-    counts = train.counts(population.sizes())
+    counts = train.counts(_counted(population))
     trained = everyone[counts[0] > 0]
     chosen = everyone[(counts[0] > 0) & (counts[1] > 0)]
     tested = everyone[(counts[0] > 0) & (counts[2] > 0)]
@@ -253,7 +284,7 @@ def cross_device(
     if role is None:
         draw = uniform("split clients", seed, population.keys)
         role = np.where(draw < held_out[1], 2, np.where(draw < held_out[0] + held_out[1], 1, 0))
-    enough = population.sizes() >= 2
+    enough = _counted(population) >= 2
     training = np.flatnonzero((role == 0) & (population.sizes() > 0))
     choosing, testing = (np.flatnonzero((role == r) & enough) for r in (1, 2))
     halves = (adapt, 1 - adapt)

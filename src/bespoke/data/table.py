@@ -84,7 +84,7 @@ def open_table(
         table, task = _fitted(table, target, features, task, schema, path, notes)
 
     table = _drop_unusable(table, clients, target, path, notes)
-    ids, code = _clients(table, clients, path)
+    ids, code = clients_of(table, clients, path)
     if len(ids) < 2:
         raise UserError(f"{path.name} has one client only, {client} = {str(ids[0])!r}; a federation needs two or more")
     if len(ids) == len(code):
@@ -108,7 +108,7 @@ def open_table(
         columns["cells"] = np.column_stack([values for _, values in held])
     _note_clients(y, code, len(ids), notes)
     if time is not None:
-        columns["time"] = _time(table[time], time, path, notes)
+        columns["time"] = times_of(table[time], time, path, notes)
     about = {
         "name": path.name.split(".")[0],
         "title": f"{path.name}: {target} by {client}",
@@ -126,7 +126,7 @@ def open_table(
     if schema:
         kept = tuple(column for column in schema.columns if column.name in chosen)
         about["schema"] = replace(schema, columns=kept).to_json()
-    labels = None if group is None else _labels(table[group])
+    labels = None if group is None else labels_of(table[group])
     return Population.build(columns, ids[code], group=labels, about=about)
 
 
@@ -171,7 +171,7 @@ def _drop_unusable(table: pa.Table, clients: list[str], target: str, path: Path,
     return table if keep.all() else table.filter(pa.array(keep))
 
 
-def _clients(table: pa.Table, columns: list[str], path: Path) -> tuple[NDArray[Any], Ints]:
+def clients_of(table: pa.Table, columns: list[str], path: Path) -> tuple[NDArray[Any], Ints]:
     """The different client ids, and each row's place among them."""
     names, code = levels_of(table[columns[0]], [""])
     for column in columns[1:]:
@@ -197,7 +197,7 @@ def _note_clients(y: NDArray[Any], code: Ints, clients: int, notes: list[str]) -
         notes.append(f"{constant} of {clients} clients have several examples, all with one and the same target.")
 
 
-def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> NDArray[np.float64]:
+def times_of(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> NDArray[np.float64]:
     if is_date(column.type):
         times = seconds_of(column)
     elif is_number(column.type):
@@ -212,7 +212,7 @@ def _time(column: pa.ChunkedArray, name: str, path: Path, notes: list[str]) -> N
     return times
 
 
-def _labels(column: pa.ChunkedArray) -> NDArray[Any]:
+def labels_of(column: pa.ChunkedArray) -> NDArray[Any]:
     names, code = levels_of(column, [""])
     return np.append(names, NO_GROUP)[code]  # the code of a missing value is -1: the last
 

@@ -40,6 +40,7 @@ def population(
     least: int = 1,
     group: ArrayLike | None = None,
     whole: Sequence[bool] | None = None,
+    characters: ArrayLike | None = None,
     end: bool = True,
     spaced: bool = True,
     unknown: Sequence[str] = (),
@@ -49,7 +50,8 @@ def population(
 
     `whole` says which sentences have not been cut before; `end` whether <eos> follows a whole one. The vocabulary will
     be the `vocabulary` most frequent words of the training rows that occur at least `least` times there, never one of
-    `unknown`. `spaced` says that a space separates two words. `columns` has further columns, such as time or role.
+    `unknown`. `characters` are those of each row as they were written; else they are counted, with a space between two
+    words if they are `spaced`. `columns` has further columns, such as time or role.
     """
     ids: dict[str, int] = {}
     width = max((min(len(sentence), length) for sentence in sentences), default=0)
@@ -62,15 +64,17 @@ def population(
         sizes[row], counts[row] = sum(map(len, kept)), len(kept)
         uncut[row] &= len(sentence) <= length
     ended = uncut if end else np.zeros_like(uncut)
-    characters = sizes + ended + (np.maximum(counts - 1, 0) if spaced else 0)
+    if characters is None:
+        characters = sizes + ended + (np.maximum(counts - 1, 0) if spaced else 0)
     about = {
         "task": "language", "input": "tokens", "target": "next word", "notes": [],
         "standardize": {"features": "none", "target": False},
         **about,
         "pieces": list(ids),
-        "text": {"vocabulary": vocabulary, "least": least, "end": end, "unknown": list(unknown)},
+        "text": {**about.get("text", {}), "length": length, "vocabulary": vocabulary, "least": least, "end": end,
+                 "unknown": list(unknown)},
     }  # fmt: skip
-    held = {"pieces": pieces, "whole": ended, "characters": characters.astype(np.int32), **(columns or {})}
+    held = {"pieces": pieces, "whole": ended, "characters": np.asarray(characters, np.int32), **(columns or {})}
     return Population.build(held, clients, group=group, about=about)
 
 
@@ -89,6 +93,18 @@ def learned(raw: Population, rows: Ints) -> tuple[str, ...]:
     return tuple(word for word in ranked(counts)[: text["vocabulary"]] if counts[word] >= text["least"])
 
 
+def said(raw: Population, words: Sequence[str], rows: Ints) -> str:
+    """What there is to know of a vocabulary: its size, and how much of these rows it covers."""
+    counts = counted(raw, rows)
+    missed = counts.total() - sum(counts[word] for word in words)
+    text = raw.about["text"]
+    least = f"at least {text['least']} times" if text["least"] > 1 else "most often"
+    return (
+        f"The vocabulary has {len(words):,} entries, found {least} in the training rows (at most "
+        f"{text['vocabulary']:,}); {100 * missed / max(counts.total(), 1):.1f} % of what these rows hold is unknown."
+    )
+
+
 def encode(raw: Population, words: Sequence[str], rows: Ints, notes: Sequence[str] = ()) -> Population:
     """Rows of tokens of a vocabulary, and what unknown words cost by the characters of the training `rows`."""
     known, pieces = Vocabulary(tuple(words)), raw.columns["pieces"].numpy()
@@ -103,8 +119,8 @@ def encode(raw: Population, words: Sequence[str], rows: Ints, notes: Sequence[st
     bits = np.where(token == known.oov, [0.0, *spelled(raw.about["pieces"], counted(raw, rows))], 0.0)
     columns = {**shifted(tokens), "spelling": torch.from_numpy(bits[pieces].sum(1).astype(np.float32))}
     columns |= {name: column for name, column in raw.columns.items() if name not in RAW}
-    about = {name: value for name, value in raw.about.items() if name not in ("pieces", "text")}
-    about |= {**known.described(tokens.shape[1] - 1), "end": len(ended) > 0, "notes": [*about["notes"], *notes]}
+    about = {name: value for name, value in raw.about.items() if name not in ("pieces", "declared")}
+    about = {**known.described(tokens.shape[1] - 1), **about, "end": len(ended) > 0, "notes": [*about["notes"], *notes]}
     return replace(raw, columns=columns, about=about, reader=None)
 
 
