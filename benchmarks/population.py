@@ -26,7 +26,8 @@ def child(path: Path) -> dict[str, float]:
     """Open the population, draw cohorts, train; in a process of its own."""
     from bespoke.data.population import Population
     from bespoke.data.splits import everything
-    from bespoke.engines.engine import Engine, choose
+    from bespoke.engines.choosing import choose
+    from bespoke.engines.engine import Engine
     from bespoke.engines.host import ClientWork
     from bespoke.methods import FedAvg
     from bespoke.models import build_task

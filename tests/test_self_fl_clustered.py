@@ -14,7 +14,8 @@ import torch
 from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Choice, Engine, choose
+from bespoke.engines.choosing import choose
+from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.experiments import build

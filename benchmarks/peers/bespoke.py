@@ -7,7 +7,8 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.engine import Engine, choose
+from bespoke.engines.choosing import choose
+from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork
 from bespoke.methods import FedAvg
 from bespoke.models.language import LanguageModel

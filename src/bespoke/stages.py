@@ -14,8 +14,8 @@ from torch import Tensor
 from bespoke.data.changes import FOREVER, Period
 from bespoke.data.population import Population
 from bespoke.data.splits import Split, Train
+from bespoke.engines.choosing import choose
 from bespoke.engines.engine import Choice as EngineChoice
-from bespoke.engines.engine import choose
 from bespoke.engines.held import Collusion
 from bespoke.engines.host import ClientWork
 from bespoke.method import Method, Setting

@@ -32,7 +32,8 @@ from battery import (
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
 from bespoke.engines.batches import Orders
-from bespoke.engines.engine import Choice, Engine, choose
+from bespoke.engines.choosing import choose
+from bespoke.engines.engine import Choice, Engine
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError
 from bespoke.method import Batching, Method, Reveal

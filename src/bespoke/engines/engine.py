@@ -1,16 +1,10 @@
-"""The engine: spreads a cohort over hosts, adds up what they say, and chooses how to execute.
-
-One host in this process, or several worker processes. It chooses between a loop and vectorization, the chunk and the
-number of workers by itself, says what it chose, and can be told.
-"""
+"""The engine: spreads a cohort over hosts, one in this process or several in worker processes, and adds up."""
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +13,18 @@ from numpy.typing import NDArray
 from bespoke.data.lent import Lent
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Train, Validation
-from bespoke.engines.batches import steps_of, work_of
+from bespoke.engines.batches import steps_of
 from bespoke.engines.held import settle
 from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker
-from bespoke.errors import UserError
-from bespoke.method import Cohort, Method, Reveal, Setting
-from bespoke.models import kernels
+from bespoke.method import Cohort, Method, Reveal
 from bespoke.models.task import Gradient
 from bespoke.privacy.transform import State
 from bespoke.processes import WorkerFailed
 from bespoke.robust.exchange import Combined
-from bespoke.tensors import Params, Tree, count, leaves, nbytes, stack, take, tree_map
+from bespoke.tensors import Params, Tree, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
-
-CACHE = 2**21  # bytes a chunk's step may touch before it falls out of a core's cache
-WORTH_WORKERS = 0.25  # seconds of a round from which on worker processes are worth their start
-SMALL = 200_000  # parameters up to which vectorizing over clients is tried against the loop
 
 
 @dataclass(frozen=True)
@@ -334,84 +322,3 @@ def unicast(method: Method, server: Tree, clients: Ints) -> Tree | None:
     if type(method).unicast is Method.unicast or not len(clients):
         return None
     return stack([method.unicast(server, int(client)) for client in clients])
-
-
-def choose(
-    population: Population,
-    work: ClientWork,
-    params: Params,
-    cohort: int,
-    *,
-    kind: Literal["auto", "looped", "vectorized"] = "auto",
-    chunk: int | None = None,
-    workers: int | None = None,
-) -> Choice:
-    """How to execute this work: by what the model is, then, where that does not settle it, by a short trial."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    task: Any = work.method.task
-    size = count(params)
-    row = sum(c[0].numel() * max(c.element_size(), 4) for n, c in population.columns.items() if n in ("x", "y"))
-    batch = work.method.batching().size if work.method.trains else work.method.support_batching().size
-    linear = getattr(task, "has_closed_form", False)
-    compiled = linear and kernels.available()
-    # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
-    fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
-    best_chunk = chunk or max(min(fit, 2048), 4)
-    vectorizes = getattr(task, "vectorizes", True)
-    if kind == "auto":
-        if linear:
-            vectorized, reason = True, "linear model"
-        elif not vectorizes:
-            vectorized, reason = False, "a model that cannot be vectorized"
-        elif size > SMALL:
-            vectorized, reason = False, f"heavy model of {size:,} parameters"
-        else:
-            vectorized, reason = _trial(population, work, params, best_chunk)
-    else:
-        if kind == "vectorized" and not vectorizes:
-            raise UserError(
-                "engine.kind = 'vectorized' does not fit this model: torch.func.vmap cannot run it; use 'looped'"
-            )
-        vectorized, reason = kind == "vectorized", "as told"
-    if workers is None:
-        # starting workers costs seconds: worth it where a round takes long
-        long = not vectorized and _round_seconds(population, work, size, cohort) > WORTH_WORKERS
-        workers = cores if long and cores > 1 else 0
-    gradient: Gradient = "autograd"
-    if vectorized:
-        gradient = "fused" if compiled else "closed-form" if linear else "func"
-    # a small model's steps are too short to be shared by threads, which wait for each other on a busy machine
-    threads = 1 if workers or (not vectorized and size <= SMALL) else cores
-    return Choice(vectorized, best_chunk if vectorized else 1, workers, threads, gradient, reason)
-
-
-def _round_seconds(population: Population, work: ClientWork, size: int, cohort: int) -> float:
-    """About how long a round takes in a loop: the bookkeeping of its steps, and its arithmetic."""
-    some = population.sizes(np.arange(min(len(population), 2000)))
-    batching = work.method.batching()
-    positions = population.columns["y"][0].numel()  # those of a sequence, or one
-    steps, examples = (cohort * count / len(some) for count in work_of(some, batching))
-    return 2e-3 * steps + 6.0 * size * examples * positions / 3e10
-
-
-def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
-    """Run a few clients both ways and take the faster."""
-    clients = work.train.clients[:chunk]
-    groups = None if population.group is None else torch.from_numpy(population.group)
-    speed = {}
-    for vectorized in (False, True):
-        host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
-        host.open(work, params)
-        server = work.method.init_server(params, Setting(0, len(population), len(work.train.clients), groups))
-        some = clients if vectorized else clients[:4]
-        run = host.train if work.method.trains else None
-        if run is None:
-            return True, f"small model of {count(params):,} parameters"
-        rows = None if work.method.groups(server) is None else np.zeros_like(some)
-        for _ in range(2):  # the first run warms up
-            begin = time.perf_counter()
-            run(work.method.broadcast(server), unicast(work.method, server, some), some, 0, None, rows)
-            speed[vectorized] = len(some) / (time.perf_counter() - begin)
-    ratio = speed[True] / speed[False]
-    faster = ratio > 1
-    return faster, f"a trial ran {max(ratio, 1 / ratio):.1f} times as fast {'vectorized' if faster else 'looped'}"

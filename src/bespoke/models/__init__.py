@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from bespoke.errors import UserError, unknown
+from bespoke.models.char_lstm import AdaptiveCharLSTM, CharLSTM
 from bespoke.models.language import LanguageModel
 from bespoke.models.metric import MOST_CLASSES
 from bespoke.models.mobilenet import MobileNetV2
@@ -37,6 +38,8 @@ MODELS = {
     "mobilenet": "MobileNetV2 with GroupNorm, for larger images, 4.8M parameters with 2,028 classes",
     "spectrogram-cnn": "four pooled convolutions with GroupNorm, for sound, 15,300 parameters",
     "lstm": "embedding, LSTM layers and a dense layer (two with `projection`), for the next token",
+    "char-lstm": "words by a character CNN, LSTM layers of 512, softmax over all words (`tied`: their own vectors)",
+    "char-lstm-adaptive": "the same with an adaptive softmax, in which rare words share narrow layers",
     "sentiment-lstm": "LSTM layers over frozen word vectors and a dense layer, for classes of sentences",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
@@ -53,6 +56,8 @@ NETWORKS: dict[str, type[Network]] = {
         MobileNetV2,
         SpectrogramCNN,
         LSTM,
+        CharLSTM,
+        AdaptiveCharLSTM,
         SentimentLSTM,
         Transformer,
     )
@@ -60,16 +65,21 @@ NETWORKS: dict[str, type[Network]] = {
 _KINDS = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
     "fedembed-speech": FedEmbedSpeech, "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM,
-    "sentiment-lstm": SentimentLSTM, "transformer": Transformer,
+    "char-lstm": CharLSTM, "char-lstm-adaptive": AdaptiveCharLSTM, "sentiment-lstm": SentimentLSTM,
+    "transformer": Transformer,
 }  # fmt: skip
 _IMAGES = ("cnn", "fedavg-cnn", "lenet", "fedembed-cnn", "mobilenet")
+_SPELLED = ("char-lstm", "char-lstm-adaptive")
 _ONLY = {
     "fedembed-speech": "spectrogram",
     "spectrogram-cnn": "spectrogram",
     "sentiment-lstm": "tokens",
 }  # models of classes for one kind of rows
 # a network's fields that the data decide
-GIVEN = ("inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension")
+GIVEN = (
+    "inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension",
+    "words",
+)  # fmt: skip
 
 
 def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **options: Any) -> BaseTask:
@@ -77,8 +87,9 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
-    projection (lstm), width (transformer, spectrogram-cnn), heads (transformer), norm_groups (mobilenet,
-    spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init (linear).
+    projection (lstm), character (char-lstms), tied (char-lstm), width (transformer, spectrogram-cnn), heads
+    (transformer), norm_groups (mobilenet, spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init
+    (linear).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
@@ -90,7 +101,7 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
     fits = {
         "regression": ("linear", "mlp", "fedavg-cnn"),
         "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, *_ONLY),
-        "language": ("lstm", "transformer"),
+        "language": ("lstm", "transformer", *_SPELLED),
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
@@ -100,6 +111,8 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
         raise UserError(f"model {name!r} is for rows of the kind {_ONLY[name]!r}, and these are of the kind {shape!r}")
     if kind == "classification" and shape == "tokens" and name != "sentiment-lstm":
         raise UserError(f"model {name!r} takes numbers, and these are tokens; use 'sentiment-lstm'")
+    if name in _SPELLED and len(about.get("words", ())) + 4 != about["vocabulary"]:
+        raise UserError(f"model {name!r} reads words by their characters, and these tokens are no words; use 'lstm'")
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
@@ -136,7 +149,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if option == "l2":
             fits, wanted = number and 0 <= value < float("inf"), "a number of zero or more"
-        elif option in ("random_init", "relu"):
+        elif option in ("random_init", "relu", "tied"):
             fits, wanted = isinstance(value, bool), "true or false"
         elif isinstance(value, list | tuple) and name == "mlp":
             fits = all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in value)
@@ -162,6 +175,8 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
             return _KINDS[name](outputs, about["frames"], about["bands"], **options)
         if name == "sentiment-lstm":
             return SentimentLSTM(outputs, about["vectors"], about["dimension"], **options)
+        if name in _SPELLED:
+            return _KINDS[name](tuple(about["words"]), **options)
         return _KINDS[name](about["vocabulary"], **options)
     except (TypeError, ValueError) as error:
         raise UserError(f"[model] {name}: {str(error).split('() ')[-1]}") from None
