@@ -178,7 +178,7 @@ def build(
     population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
     task = build_task(population.about, config.model.name, config.safe_steps, **options)
-    metric = config.metric or task.metrics[0]
+    metric = config.metric or population.about.get("metric") or task.metrics[0]
     if metric not in task.metrics:
         raise unknown("metric", metric, task.metrics, "the experiment")
     stages = []

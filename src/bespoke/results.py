@@ -65,6 +65,7 @@ class Results:
             "query_examples": split.test.query.sizes(clients),
             "candidate": [self._names[k] for k in picked.of(clients)],
             **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
+            **self._counted(),
         }
         for metric in self.experiment.task.metrics:
             table[f"query_{metric}"] = query.at(picked, metric)
@@ -72,6 +73,13 @@ class Results:
             table[f"validation_{metric}"] = own.at(picked, metric) if own is not None else missing
             table[f"baseline_{metric}"] = query.at(Choice(0, {}), metric)
         self.folder.write_table("clients.parquet", table)
+
+    def _counted(self) -> dict[str, Any]:
+        """The tokens, and the characters, that each client's language model was tested on: sentences can be pooled."""
+        if self.experiment.population.about.get("task") != "language":
+            return {}
+        sums = {"query_tokens": "count", "query_characters": "bits_per_character_count"}
+        return {name: self.final.query.sums[of][:, 0] for name, of in sums.items() if of in self.final.query.sums}
 
     def _rows(self) -> None:
         """Every query row's part of the metric; the same row has the same number in all runs of these data."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bespoke.data.splits import Half, Query, Split, Support, Validation
 from bespoke.engines.engine import Engine
-from bespoke.engines.host import Scores
+from bespoke.engines.host import ROWS, Scores
 from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.randomness import generator, mix
@@ -28,7 +28,7 @@ Point = dict[str, dict[str, float | None]]  # of the learning curve
 ONE_BY_ONE = 16  # clients examined at a time where they are run one by one
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "query": QueryScores}  # all others: ValidationScores
 HALVES = ("first half", "second half")  # of the validation rows
-MOST_VALUES = 2_000_000  # query rows of which each one's part of the metric is kept
+MOST_VALUES = 2**25  # query rows times candidates of which each one's part of the metric is kept
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,12 @@ class Scoring:
         return self.engine.work.method
 
     def examine(
-        self, split: Split, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False
+        self, split: Split, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False, by_row: str = ""
     ) -> dict[str, AnyScores]:
-        """Scores of every candidate of these clients; `tell` moves the progress bar by a client each."""
+        """Scores of every candidate of these clients; `tell` moves the progress bar by a client each.
+
+        by_row: the metric of which each query row's part is kept too.
+        """
         support = split.selection.support if "query" not in parts else split.test.support
         if self.method.choose == "support":
             parts = {**parts, "support": support}
@@ -71,7 +74,7 @@ class Scoring:
             parts = {**parts, **{name: Half.of_rows(rows, odd) for name, odd in zip(HALVES, (False, True))}}
         step = max(len(clients), 1) if self.engine.choice.vectorized else ONE_BY_ONE
         seed = self.experiment.seed
-        raw = examined(self.engine, server, clients, support, parts, seed, step, self._done if tell else None)
+        raw = examined(self.engine, server, clients, support, parts, seed, step, self._done if tell else None, by_row)
         return {part: SCORES.get(part, ValidationScores)(clients, sums) for part, sums in raw.items()}
 
     def _done(self, clients: int) -> None:
@@ -171,7 +174,8 @@ class Scoring:
             others = split.selection.validation.clients
         self.progress.begin(f"{title}: personal models", len(clients) + len(others))
         parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
-        scores = held_out = self.examine(split, server, clients, parts, tell=True)
+        by_row = self._row_metric(clients)
+        scores = held_out = self.examine(split, server, clients, parts, tell=True, by_row=by_row)
         plain = self.pick(scores)
         if split.kind == "cross-device":  # what is common is chosen on the validation clients, the rest by each itself
             held_out = self.examine(split, server, others, {"validation": split.selection.validation}, tell=True)
@@ -185,23 +189,28 @@ class Scoring:
         if rule is not None:
             picked = accepted(plain, rule, own, split.test.support.sizes(clients), clients, metric, lower)
         who = self.who(held_out) if self.method.choose == "auto" else None
-        return Final(query, own, common, plain, picked, who, *self._values(server, clients, picked))
+        rows = split.test.query.of(clients)[0] if by_row else None
+        values = self._values(query, picked, clients) if by_row else None
+        return Final(query, own, common, plain, picked, who, rows, values, by_row)
 
-    def _values(self, server: Tree, clients: Ints, picked: Choice) -> tuple[Any, Any, str]:
-        """Every query row's part of the metric, of tables: by these a client's own noise is seen."""
-        experiment, query = self.experiment, self.experiment.split.test.query
-        metric = experiment.task.row_metric(experiment.metric)
-        rows, _ = query.of(clients)
-        if metric is None or experiment.population.about.get("input", "table") != "table" or len(rows) > MOST_VALUES:
-            return None, None, ""
-        key, support = int(mix("personalize", experiment.seed)), experiment.split.test.support
-        values = self.engine.values(server, clients, support, query, picked.of(clients), metric, key)
-        return rows, values, metric
+    def _row_metric(self, clients: Ints) -> str:
+        """The metric of which every query row's part is kept: by these a client's own noise is seen."""
+        task, about = self.experiment.task, self.experiment.population.about
+        known = about.get("input", "table") == "table" or about.get("task") == "language"
+        many = int(self.experiment.split.test.query.sizes(clients).sum()) * len(self.method.candidates())
+        return (task.row_metric(self.experiment.metric) or "") if known and many <= MOST_VALUES else ""
+
+    def _values(self, query: QueryScores, picked: Choice, clients: Ints) -> NDArray[np.float64]:
+        """Each query row's part of the metric under its client's candidate; their mean is the client's value."""
+        sizes, chosen = self.experiment.split.test.query.sizes(clients), picked.of(clients)
+        values = query.sums[ROWS][np.arange(sizes.sum()), np.repeat(chosen, sizes)]
+        counted = query.sums["count"][np.arange(len(clients)), chosen]  # rows, or the tokens of all of them
+        return values * np.repeat(sizes / counted, sizes)
 
 
 def examined(
     engine: Engine, server: Tree, clients: Ints, support: Support, parts: dict[str, Scored], seed: int, step: int,
-    done: Callable[[int], None] | None = None,
+    done: Callable[[int], None] | None = None, by_row: str = "",
 ) -> Scores:  # fmt: skip
     """Scores of every candidate of these clients, made for `step` at a time, after which `done` hears how many.
 
@@ -211,7 +220,7 @@ def examined(
     pieces = []
     for begin in range(0, max(len(clients), 1), step):
         some = clients[begin : begin + step]
-        pieces.append((len(some), engine.examine(server, some, support, parts, key)))
+        pieces.append((len(some), engine.examine(server, some, support, parts, key, by_row)))
         if done is not None:
             done(len(some))
     return pieces[0][1] if len(pieces) == 1 else _joined(pieces)
@@ -224,7 +233,9 @@ def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
         example = next(scores[part] for _, scores in pieces if part in scores)
         for metric, table in example.items():
             blocks = [
-                scores[part][metric] if part in scores else np.full((clients, table.shape[1]), np.nan)
+                scores[part][metric]
+                if part in scores
+                else np.full((0 if metric == ROWS else clients, table.shape[1]), np.nan)
                 for clients, scores in pieces
             ]
             joined.setdefault(part, {})[metric] = np.concatenate(blocks)

@@ -67,7 +67,7 @@ def population(
     if characters is None:
         characters = sizes + ended + (np.maximum(counts - 1, 0) if spaced else 0)
     about = {
-        "task": "language", "input": "tokens", "target": "next word", "notes": [],
+        "task": "language", "input": "tokens", "target": "next word", "notes": [], "characters": True,
         "standardize": {"features": "none", "target": False},
         **about,
         "pieces": list(ids),

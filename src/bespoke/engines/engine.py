@@ -15,7 +15,7 @@ from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.engines.batches import steps_of
 from bespoke.engines.held import settle
-from bespoke.engines.host import ClientWork, Host, Mode, Partial, Scores
+from bespoke.engines.host import ROWS, ClientWork, Host, Mode, Partial, Scores
 from bespoke.engines.workers import Worker
 from bespoke.method import Cohort, Method, Reveal
 from bespoke.models.task import Gradient
@@ -227,47 +227,33 @@ class Engine:
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def examine(
-        self, server: Tree, clients: Ints, support: Support, parts: dict[str, Support | Validation | Query], key: int
-    ) -> Scores:
-        """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates)."""
+        self, server: Tree, clients: Ints, support: Support, parts: dict[str, Support | Validation | Query], key: int,
+        by_row: str = "",
+    ) -> Scores:  # fmt: skip
+        """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates).
+
+        by_row: the metric of which each query row's part is wanted too, as ROWS: (rows, candidates).
+        """
         method = self.work.method
         shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
         parts = {name: part for name, part in parts.items() if part.sizes(clients).sum()}
         if self.host:
-            return self.host.examine(shared, own, clients, support, parts, key, rows)
+            return self.host.examine(shared, own, clients, support, parts, key, rows, by_row)
         shares = self._shares(clients, support.sizes(clients) + 1)
         for worker, share in zip(self.workers, shares):
             mine = take(own, torch.from_numpy(share)) if own else None
-            worker.start("examine", shared, mine, clients[share], support, parts, key, _some(rows, share))
+            worker.start("examine", shared, mine, clients[share], support, parts, key, _some(rows, share), by_row)
         out: Scores = {}
         for answer, share in zip(self._answers(), shares):
             for part, sums in answer.items():
                 for metric, values in sums.items():
                     values = np.asarray(values)
-                    table = out.setdefault(part, {}).setdefault(
-                        metric, np.full((len(clients), values.shape[1]), np.nan)
-                    )
-                    table[share] = values
-        return out
-
-    def values(
-        self, server: Tree, clients: Ints, support: Support, query: Query, chosen: Ints, metric: str, key: int
-    ) -> NDArray[np.float64]:
-        """Each query row's part of the metric under the candidate chosen for its client, in the order of `query.of`."""
-        method = self.work.method
-        shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
-        if self.host:
-            return self.host.values(shared, own, clients, support, query, chosen, metric, key, rows)
-        sizes = query.sizes(clients)
-        shares, begins = self._shares(clients, support.sizes(clients) + 1), np.cumsum(sizes) - sizes
-        for worker, share in zip(self.workers, shares):
-            mine = take(own, torch.from_numpy(share)) if own else None
-            arguments = (support, query, chosen[share], metric, key, _some(rows, share))
-            worker.start("values", shared, mine, clients[share], *arguments)
-        out = np.full(int(sizes.sum()), np.nan)
-        for answer, share in zip(self._answers(), shares):
-            places = [np.arange(begins[i], begins[i] + sizes[i]) for i in share]
-            out[np.concatenate([np.zeros(0, np.int64), *places])] = answer
+                    sizes = parts[part].sizes(clients)
+                    many, places = len(clients), share
+                    if metric == ROWS:
+                        many, places = int(sizes.sum()), _stretches(sizes, share)
+                    table = out.setdefault(part, {}).setdefault(metric, np.full((many, values.shape[1]), np.nan))
+                    table[places] = values
         return out
 
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
@@ -305,6 +291,12 @@ class Engine:
             for place, worker in enumerate(self.workers):
                 worker.start("load_private", path, set(clients[home == place].tolist()))
             self._answers()
+
+
+def _stretches(sizes: Ints, share: Ints) -> Ints:
+    """The places of the rows of some clients, where all clients' rows lie one after the other."""
+    begins = np.cumsum(sizes) - sizes
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(begins[i], begins[i] + sizes[i]) for i in share)])
 
 
 def _some(rows: Ints | None, share: Ints) -> Ints | None:

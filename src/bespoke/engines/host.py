@@ -6,7 +6,6 @@ The same host runs in this process, in a worker process, or (later) in a Ray act
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, ta
 Ints = NDArray[np.int64]
 AnyRows = TypeVar("AnyRows", bound=Rows)
 Scores = dict[str, dict[str, NDArray[np.float64]]]  # part -> metric sum -> (clients, candidates)
+ROWS = "rows"  # among the sums of query rows: each row's own part, (rows, candidates), where that is asked for
 
 WHOLE = Batching(size=2**31)  # all of a client's rows as one batch: for scoring, and for fits to convergence
 ROOM = 2**24  # numbers that the padded rows of a chunk may have
@@ -346,8 +346,12 @@ class Host:
         parts: dict[str, Support | Validation | Query],
         key: int,
         rows: Ints | None = None,
+        by_row: str = "",
     ) -> Scores:
-        """Make every client's candidate personal models and score each of them on the rows of `parts`."""
+        """Make every client's candidate personal models and score each of them on the rows of `parts`.
+
+        by_row: the metric of which each query row's part is handed back as well.
+        """
         self._use_threads()
         orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
         scored = {name: Orders.draw(self._held(part), clients, WHOLE, None) for name, part in parts.items()}
@@ -361,16 +365,17 @@ class Host:
             private, _ = self._parted(self.private.read(clients[positions]))
             common, mine = _sent(shared, own, rows, positions)
             if self.mode.vectorized:
-                scores = self._vectorized_scores(common, mine, private, orders, scored, positions, new)
+                scores = self._vectorized_scores(common, mine, private, orders, scored, positions, new, by_row)
                 pieces.append((positions, scores))
                 continue
             one = [
                 self._scores({**common, **take(mine, i)}, take(private, i), orders.sliced(p),
-                             {name: part.sliced(p).rows() for name, part in scored.items()}, new)
+                             {name: part.sliced(p).rows() for name, part in scored.items()}, new, by_row)
                 for i, p in enumerate(positions)
             ]  # fmt: skip
-            pieces.append((positions, stack(one)))
-        return _assemble(pieces, len(clients))
+            # one by one, because clients differ in their numbers of rows
+            pieces += [(positions[i : i + 1], stack([each])) for i, each in enumerate(one)]
+        return _assemble(pieces, len(clients), scored)
 
     def _models(self, down: Tree, private: Tree, support: Any, new: bool) -> Iterator[Any]:
         """A client's candidates; `new`: it never trained."""
@@ -378,13 +383,15 @@ class Host:
         return method.personalize(down, method.newcomer(down, private, support) if new else private, support)
 
     def _scores(
-        self, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool
+        self, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool, by_row: str = ""
     ) -> dict[str, dict[str, Tensor]]:
         task: Any = self.work.method.task
         found: dict[str, list[Params]] = {name: [] for name in parts}
         for judged in self._judged(self._models(down, private, support, new), parts):
             for name, rows in parts.items():
                 found[name].append(task.score(judged[name], rows))
+                if by_row and name == "query":
+                    found[name][-1][ROWS] = task.row_values(judged[name], rows, by_row)
         return {name: stack(values) for name, values in found.items()}
 
     def _judged(self, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[dict[str, Any]]:
@@ -409,66 +416,17 @@ class Host:
 
     def _vectorized_scores(
         self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints,
-        new: bool,
+        new: bool, by_row: str,
     ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
         batches = orders.stacked(positions)
         examined = {name: part.stacked(positions) for name, part in scored.items()}
 
         def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
             rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
-            return self._scores({**shared, **own}, private, batches.of_client(mine), rows, new)
+            return self._scores({**shared, **own}, private, batches.of_client(mine), rows, new, by_row)
 
         others = {name: stacked.mapped() for name, stacked in examined.items()}
         return torch.func.vmap(one)(own, private, batches.mapped(), others)
-
-    def values(
-        self, shared: Tree, own: Tree | None, clients: Ints, support: Support, query: Query, chosen: Ints, metric: str,
-        key: int, rows: Ints | None = None,
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """Each query row's part of the metric under the candidate chosen for its client, in the order of `query.of`."""
-        self._use_threads()
-        orders = Orders.draw(self._held(support), clients, self.work.method.support_batching(), key)
-        scored = Orders.draw(self._held(query), clients, WHOLE, None)
-        out, picked = np.full(int(scored.sizes.sum()), np.nan), torch.from_numpy(chosen)
-        trained = self.private.holds(clients)
-        for new in (False, True):
-            for some in self._chunks(orders.layout, (trained != new) & (scored.sizes > 0)):
-                for positions in self._alike(some, scored.sizes):
-                    private, _ = self._parted(self.private.read(clients[positions]))
-                    common, mine = _sent(shared, own, rows, positions)
-                    found = self._chosen_values(
-                        common, mine, private, orders, scored, positions, picked[positions], metric, new
-                    )
-                    for place, values in zip(positions, found):
-                        begin, size = scored.layout.begins[place], scored.sizes[place]
-                        out[begin : begin + size] = values[:size].double().numpy()
-        return out
-
-    def _chosen_values(
-        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: Orders, positions: Ints, chosen: Tensor,
-        metric: str, new: bool,
-    ) -> Tensor | list[Tensor]:  # fmt: skip
-        """A row of values for each of these clients."""
-        method, task, last = self.work.method, self.work.method.task, int(chosen.max())
-
-        def one(down: Tree, private: Tree, batches: Any, rows: Params, pick: Tensor) -> Tensor:
-            kept = torch.zeros_like(rows["mask"])
-            models = self._models(down, private, batches, new)
-            for place, outputs in enumerate(method.outputs(itertools.islice(models, last + 1), {"query": rows})):
-                kept = torch.where(pick == place, task.row_values(outputs["query"], rows, metric), kept)  # type: ignore[attr-defined]
-            return kept
-
-        if not self.mode.vectorized:
-            return [
-                one({**shared, **take(own, i)}, take(private, i), orders.sliced(p), scored.sliced(p).rows(), chosen[i])
-                for i, p in enumerate(positions)
-            ]
-        batches, rows = orders.stacked(positions), scored.stacked(positions)
-
-        def mapped(own: Tree, private: Tree, mine: Any, theirs: Any, pick: Tensor) -> Tensor:
-            return one({**shared, **own}, private, batches.of_client(mine), rows.of_client(theirs).rows(), pick)
-
-        return torch.func.vmap(mapped)(own, private, batches.mapped(), rows.mapped(), chosen)
 
     def personal(
         self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int,
@@ -515,12 +473,21 @@ def _table(stacked: Tree | Tensor, rows: int) -> Tree | Tensor:
     return tree_map(lambda leaf: leaf.new_zeros((rows, *leaf.shape[1:])), stacked)
 
 
-def _assemble(pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int) -> Scores:
+def _assemble(
+    pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int, scored: dict[str, Orders]
+) -> Scores:
     """Put the chunks' scores in the order of the clients; clients without support rows stay NaN."""
     out: Scores = {}
     for positions, parts in pieces:
         for part, sums in parts.items():
+            sizes, begins = scored[part].sizes, scored[part].layout.begins
             for metric, values in sums.items():
-                table = out.setdefault(part, {}).setdefault(metric, np.full((clients, values.shape[1]), np.nan))
-                table[positions] = values.double().numpy()
+                many = int(sizes.sum()) if metric == ROWS else clients
+                table = out.setdefault(part, {}).setdefault(metric, np.full((many, values.shape[1]), np.nan))
+                found = values.double().numpy()
+                if metric != ROWS:
+                    table[positions] = found
+                    continue
+                for place, rows in zip(positions, found):  # (candidates, rows), padded
+                    table[begins[place] : begins[place] + sizes[place]] = rows[:, : sizes[place]].T
     return out

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
+ALL = "all clients"  # in the place of a group's name
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Cells:
     clients: list[str]  # sorted, so that the order of rows in a table changes nothing
     groups: list[str]
     values: Floats  # (methods, seeds, clients)
-    weights: Floats  # (seeds, clients): query examples
+    weights: Floats  # (seeds, clients): query examples, or tokens
     examples: Floats  # (clients,): rows a client can learn from
     undefined: dict[str, int]  # method -> cells in which it diverged
     left_out: int  # cells that a method's table lacks: runs of different clients
@@ -54,8 +55,12 @@ def cells(
     methods: Sequence[str] | None = None,
     lower_is_better: bool = True,
     references: pd.DataFrame | None = None,
+    weight: str = "query_examples",
 ) -> Cells:
-    """Arrange one column of the table of clients by method, seed and client; `references` has the same form."""
+    """Arrange one column of the table of clients by method, seed and client; `references` has the same form.
+
+    weight: the column of each client's weight.
+    """
     methods = list(methods or dict.fromkeys(table["method"]))
     table = table[table["method"].isin(methods)]
     seeds_of = {method: set(table["seed"][table["method"] == method]) for method in methods}
@@ -66,7 +71,7 @@ def cells(
     table = table[table["seed"].isin(seeds)].sort_values(["client", "seed", "method"])
     clients = sorted(set(table["client"]))
     values = _arranged(table, column, methods, seeds, clients)
-    weights = np.nan_to_num(_arranged(table, "query_examples", methods, seeds, clients))
+    weights = np.nan_to_num(_arranged(table, weight, methods, seeds, clients))
     present = ~np.isnan(_arranged(table.assign(here=1.0), "here", methods, seeds, clients))
     if len(methods) > 1 and not present.all(0).any():
         raise UserError("the runs have no client in common; report on runs of the same data and split")

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bespoke.metrics import clients as over
-from bespoke.metrics.clients import Floats, OverSeeds, cells, over_seeds
+from bespoke.metrics.clients import ALL, Floats, OverSeeds, cells
 from bespoke.metrics.folders import Study
+from bespoke.metrics.language import group_names, pooled_perplexity, tokens_column
 from bespoke.metrics.summary import Summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FLOAT = 4  # bytes
-ALL = "all clients"
 
 
 @dataclass(frozen=True)
@@ -79,28 +79,22 @@ def by_group(study: Study, table: pd.DataFrame, summary: Summary) -> list[GroupR
     """Tables 3 and 6: the largest group first, all clients last; empty without groups."""
     metric, lower = shown_metric(study, summary)
     pooled = metric == "perplexity"
-    box = cells(table, "query_loss" if pooled else f"query_{metric}", lower_is_better=pooled or lower)
+    if pooled:
+        box = cells(table, "query_loss", weight=tokens_column(table))
+    else:
+        box = cells(table, f"query_{metric}", lower_is_better=lower)
     names = np.array(box.groups)
-    sizes = {name: int((names == name).sum()) for name in dict.fromkeys(box.groups)}
-    order = sorted(sizes, key=lambda name: (-sizes[name], name))
-    if len(order) < 2 or len(order) == len(box.clients):
-        order = []
     rows = []
-    for name in [*order, ALL]:
+    for name in [*group_names(box.groups), ALL]:
         inside = np.ones(len(names), bool) if name == ALL else names == name
         values = {
-            label: _perplexity(box.of(label)[:, inside], box.weights[:, inside])
+            label: pooled_perplexity(box.of(label)[:, inside], box.weights[:, inside])
             if pooled
             else over.mean(box.of(label)[:, inside])
             for label in box.methods
         }
         rows.append(GroupRow(name, int(inside.sum()), float(box.examples[inside].mean()), values))
     return rows
-
-
-def _perplexity(losses: Floats, weights: Floats) -> OverSeeds:
-    """exp of the loss over all rows of the group together."""
-    return over_seeds(math.exp(loss) for loss in over.weighted_mean(losses, weights).by_seed)
 
 
 def gain(study: Study, table: pd.DataFrame, summary: Summary) -> Gain | None:

@@ -26,6 +26,7 @@ from bespoke.metrics.cost import Cost, cost_of
 from bespoke.metrics.folders import Run, Study, load_clients, read_study
 from bespoke.metrics.guarantee import all_together, guarantees
 from bespoke.metrics.harm import cost_of_attack
+from bespoke.metrics.language import LanguageRow, language_rows
 from bespoke.metrics.parts import excluded, is_personal, largest_cluster, last_improvement, mean_of, revealed, unnamed
 from bespoke.metrics.significance import Interval
 from bespoke.metrics.text import jsonable, metric_name
@@ -100,6 +101,7 @@ class Summary:
     above_pooled: dict[str, Interval] = field(default_factory=dict)
     concerns: list[Concern] = field(default_factory=list)  # the most serious first
     names_clients: bool = True  # by id; under [privacy] only if asked for
+    language: list[LanguageRow] = field(default_factory=list)  # of language models: all clients, then each group
 
     def method(self, label: str) -> MethodSummary:
         return next(method for method in self.methods if method.label == label)
@@ -174,6 +176,7 @@ def summarize_study(study: Study, table: pd.DataFrame, name_clients: bool = Fals
         methods=methods,
         references=[numbers.reference(label) for label in box.references],
         names_clients=numbers.named,
+        language=language_rows(table, [method.label for method in methods]),
     )
     samples = numbers.samples
     top = words.winner(summary)

@@ -125,7 +125,8 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
             network, l2=l2, safe=safe, unit=float(about.get("unit", 1.0)), factor=float(about.get("factor", 0.5))
         )  # fmt: skip
     if kind == "language":
-        return LanguageModel(network, l2=l2, safe=safe, unscored=tuple(about.get("unscored", ())))
+        metrics = (*LanguageModel.metrics, *(["bits_per_character"] if about.get("characters") else []))
+        return LanguageModel(network, l2=l2, safe=safe, unscored=tuple(about.get("unscored", ())), metrics=metrics)
     metrics = tuple(name for name in Classification.metrics if name != "auc" or classes <= MOST_CLASSES)
     kinds = len(about.get("kinds", ()))
     return Classification(network, l2=l2, safe=safe, kinds=kinds, hinge=name == "svm", metrics=metrics)

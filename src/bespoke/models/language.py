@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class LanguageModel(BaseTask):
     padding: int = 0
     unscored: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
-    lower_is_better: tuple[str, ...] = ("loss", "perplexity")
+    lower_is_better: tuple[str, ...] = ("loss", "perplexity", "bits_per_character")
 
     def _tokens(self, batch: Params) -> Tensor:
         return (batch["y"] != self.padding).float() * batch["mask"][..., None]
@@ -112,5 +113,16 @@ class LanguageModel(BaseTask):
         scored = tokens
         for token in self.unscored:
             scored = scored * (batch["y"] != token)
+        loss = (judged["losses"] * tokens).sum()
         sums = {"accuracy": (judged["right"] * scored).sum(), "accuracy_count": scored.sum()}
-        return {**sums, "loss": (judged["losses"] * tokens).sum(), "count": tokens.sum()}
+        if "characters" in batch:  # an unknown word is one token: what its spelling costs is added here
+            sums["bits_per_character"] = loss / math.log(2) + (batch["spelling"] * batch["mask"]).sum()
+            sums["bits_per_character_count"] = (batch["characters"] * batch["mask"]).sum()
+        return {**sums, "loss": loss, "count": tokens.sum()}
+
+    def row_metric(self, metric: str) -> str | None:
+        return "loss"
+
+    def row_values(self, outputs: Any, batch: Params, metric: str) -> Tensor:
+        """The loss of each sentence, summed over its tokens."""
+        return (self.judge(outputs, batch)["losses"] * self._tokens(batch)).sum(-1)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bespoke.metrics.clients import ALL
 from bespoke.metrics.folders import Study
-from bespoke.metrics.groups import ALL, Gain, by_group, costs, gain, labelled, shown_metric
+from bespoke.metrics.groups import Gain, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary
 from bespoke.metrics.text import count, jsonable, metric_name
 from bespoke.reports.figures import MOST_GROUPS, Figure, axis, escaped, theme

@@ -24,11 +24,13 @@ from bespoke.metrics.text import (
     metric_name,
     number,
     p_text,
+    shorten,
     size,
     with_interval,
 )
 from bespoke.terminal import Terminal
 
+MOST_GROUPS = 12  # in the terminal
 _COLOURS = {"better": "green", "worse": "red", "mixed": "yellow", "unclear": "", "diverged": "red"}
 
 
@@ -59,7 +61,8 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
 def render(summary: Summary, width: int = 100) -> RenderableType:
     """The table, what its columns mean, the answer and the concerns, for a terminal of this width."""
     first, *rest = summary.answer
-    parts: list[RenderableType] = [*_fitting(summary, width), Padding(Text(first, "bold"), (1, 1))]
+    parts: list[RenderableType] = [*_fitting(summary, width), *_language(summary)]
+    parts.append(Padding(Text(first, "bold"), (1, 1)))
     details = Table.grid(padding=(0, 1))
     for sentence in rest:
         details.add_row("•", Text(sentence))
@@ -124,6 +127,32 @@ def _table(summary: Summary, airy: bool, beside: str, columns: Sequence[str], he
         cells = _cells(summary, reference, beside) | {"p": Text(""), "hurt": Text("")}
         table.add_row(_title(reference.title, room), *(cells[name] for name in shown), style="dim")
     return table
+
+
+def _language(summary: Summary) -> list[Table]:
+    """What language models are compared by besides: a column a method, a row for all sentences and for each group."""
+    if not summary.language:
+        return []
+    caption = "exp(losses / tokens) of all sentences together; in the mean over clients each client counts the same."
+    table = Table(
+        box=box.SIMPLE_HEAD, title=Text(" perplexity", "bold"), title_justify="left", padding=(0, 1, 0, 0),
+        caption=Text(caption, style="dim"), caption_justify="left",
+    )  # fmt: skip
+    table.add_column("", no_wrap=True)
+    for method in summary.methods:
+        table.add_column(_title(method.title, 12), justify="right")
+    every, *groups = summary.language
+    rows = {
+        "all sentences together": {label: value.perplexity for label, value in every.values.items()},
+        "mean over clients": {label: value.mean_perplexity for label, value in every.values.items()},
+        "bits per character": {label: value.bits_per_character for label, value in every.values.items()},
+        **{f"  {row.group or '(no group)'}": {label: value.perplexity for label, value in row.values.items()}
+           for row in groups[:MOST_GROUPS]},
+    }  # fmt: skip
+    for name, values in rows.items():
+        if any(math.isfinite(value.value) for value in values.values()):
+            table.add_row(Text(shorten(name)), *(number(values[m.label].value, 4) for m in summary.methods))
+    return [table]
 
 
 def _title(title: str, room: int) -> Text:
