@@ -4,6 +4,7 @@ A section of which no run folder is there stays as it stands, so that one experi
 
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
+python benchmarks/rescoring.py runs/groups-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes
@@ -20,6 +21,7 @@ import results_fedembed
 import results_groups
 import results_motley
 import results_movielens
+import results_rescoring
 import results_self_fl
 import results_wake_word
 from bespoke.cli.endings import program
@@ -41,6 +43,8 @@ def chapters(runs: Path) -> list[str]:
     groups = sorted(runs.glob("groups-*/summary.json"))
     if groups:
         found.append(results_groups.groups([path.parent for path in groups]))
+    if (runs / "rescoring-ted" / "paper" / "rescore.json").exists():
+        found.append(results_rescoring.section(runs / "rescoring-ted"))
     if any(runs.glob("self-fl-*")):
         found.append(results_self_fl.section(runs))
     if (runs / "self-fl-wake-word" / "wake_word.json").exists():

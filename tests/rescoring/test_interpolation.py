@@ -53,11 +53,11 @@ def test_the_recogniser_is_its_first_hypothesis_even_if_another_has_a_higher_sco
 
 
 def test_word_errors_are_jiwers_and_those_of_a_hand_count() -> None:
-    reference = "Well-known: it's 1,000 ships; OK?"
-    assert words_of(reference) == ["well", "known", "it's", "1000", "ships", "ok"]
+    reference = "Well-known: it's 20 ships; OK?"
+    assert words_of(reference) == ["well", "known", "it's", "20", "ships", "ok"]
     assert words_of("Don\u2019t \u201cquote\u201d, na\u00efve_one") == ["don't", "quote", "na\u00efve", "one"]
     # nothing; one word left out; "its" for "it's" and "a" added; six left out
-    heard = ["well known it's 1000 ships ok", "known it's 1000 SHIPS ok!", "well known its 1000 a ships ok", "..."]
+    heard = ["well known it's 20 ships ok", "known it's 20 SHIPS ok!", "well known its 20 a ships ok", "..."]
     assert errors(reference, heard).tolist() == [0, 1, 2, 6]
     spoken = [FIRST, SECOND, utterance(3, "test", reference, *((text, 0.0) for text in heard[1:]))]
     result = Plan.of(spoken, 0.1, 0.0).rescored({})

@@ -70,9 +70,10 @@ class RunLanguage:
     # -- texts ---------------------------------------------------------------------------------------------------------
     def tokens(self, text: str) -> list[int]:
         """<bos>, the tokens as the run's data have them, and <eos> where its data count the end of a sentence."""
-        pieces = list(text) if self.about.get("tokenizer") == "characters" else words_of(text)
+        rule = {"end": True, **self.about, **self.about.get("text", {})}
+        pieces = list(text) if rule.get("tokenizer") == "characters" else words_of(text)
         known = [self.words.ids.get(piece, self.words.oov) for piece in pieces]
-        return [self.words.bos, *known, *([self.words.eos] if self.about.get("end", True) else [])]
+        return [self.words.bos, *known, *([self.words.eos] if rule["end"] else [])]
 
     def log_probabilities(self, predict: Any, texts: Sequence[str]) -> Floats:
         """log P of each text: the sum over its tokens. A text is one row, however long."""

@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from bespoke.errors import needs_extra
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 
 
 def words_of(text: str) -> list[str]:
     """Lower-case words: letters, digits and apostrophes between them; all other characters separate words.
 
-    1,000 is 1000. Numbers are not spelled out: 20 and twenty are two words.
+    Numbers are taken as they are written: 20 is not twenty, and 1,000 is two words.
     """
-    return _WORD.findall(_THOUSANDS.sub("", text.lower().replace("\u2019", "'")))
+    return _WORD.findall(text.lower().replace("\u2019", "'"))
 
 
 def errors(reference: str, hypotheses: Sequence[str]) -> NDArray[np.int64]:
