@@ -22,9 +22,10 @@ from bespoke.data.population import Population
 from bespoke.data.schema import Column, Schema, Statistics, Target
 from bespoke.data.splits import Train
 from bespoke.data.standardize import How, is_table, pools
+from bespoke.digests import read_json
 from bespoke.privacy.accounting import Kind, Spent, calibrated
 from bespoke.privacy.noise import keyed_normal, secret_normal
-from bespoke.privacy.release import Learner, Release
+from bespoke.privacy.release import Learner, Release, keep_words, words_file
 from bespoke.privacy.settings import PrivacyConfig
 
 Floats = NDArray[np.float64]
@@ -36,7 +37,8 @@ SCHEMA = (
 )
 WORDS = (
     "which words are known is learned from clients without noise (declare them: --schema FILE or data.schema; or say "
-    "privacy.public_schema = true if they are public)"
+    "privacy.public_schema = true if they are public; with a budget on released models they are paid for: "
+    "privacy.statistics)"
 )
 
 
@@ -80,11 +82,14 @@ def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
         population = encode(population, schema, notes)
     elif "pieces" in raw.columns:
         rows, _ = train.of(train.clients)
-        words = raw.about.get("declared")
-        if words is None:
-            words = texts.learned(raw, rows)
+        if release is not None and release.schema is not None:
+            words, notes = release.schema["words"], release.notes
+            population = replace(raw, about={**raw.about, "notes": []})  # they count rows and texts
+        elif (words := _known_words(raw, privacy)) is None:
+            words = _kept_words(raw, rows, wanted.store)
             unpaid = [WORDS] if privacy and not privacy.public_schema else []
-        population = texts.encode(raw, words, rows, [texts.said(raw, words, rows)])
+            notes = [texts.said(raw, words, rows)]
+        population = texts.encode(population, words, rows, notes)
     elif release is not None:
         population = replace(raw, about={**raw.about, "notes": [*raw.about.get("notes", []), *release.notes]})
     if privacy and raw.about.get("learned") and not privacy.public_schema:
@@ -95,6 +100,26 @@ def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
     return Encoded(replace(population, about=about), {**given, **(release.statistics if release else {})})
 
 
+def _known_words(raw: Population, privacy: PrivacyConfig | None) -> list[str] | None:
+    """A vocabulary that is known without the data: declared, or under privacy all pieces of a public tokenizer."""
+    public = raw.about.get("public") if privacy and not privacy.public_schema else None
+    return raw.about.get("declared") or public
+
+
+def _kept_words(raw: Population, rows: NDArray[np.int64], store: Path | None) -> tuple[str, ...]:
+    """The vocabulary of the training rows; where there is a folder, that with which its models were begun.
+
+    A client that is forgotten in the folder changes the counts of words, and must not change what a token means.
+    """
+    path = words_file(store) if store else None
+    if path is not None and path.exists():
+        return tuple(read_json(path, "begin in another folder")["words"])
+    words = texts.learned(raw, rows)
+    if path is not None:
+        keep_words(path, words)
+    return words
+
+
 def _declared(raw: Population) -> Schema | None:
     return Schema.of(raw.about["schema"], "the schema") if "schema" in raw.about else None
 
@@ -103,14 +128,15 @@ def _released(raw: Population, train: Train, wanted: Wanted, declared: Schema | 
     """Learn with noise what is neither declared nor public, and keep it; None if there is nothing to learn."""
     privacy, table = wanted.privacy, "cells" in raw.columns
     assert privacy is not None
+    spoken = "pieces" in raw.columns and _known_words(raw, privacy) is None and not privacy.public_schema
     hidden = table and declared is None and not privacy.public_schema
     values, names = _numbers(raw, train, wanted, declared)
-    if not hidden and not names:
+    if not hidden and not names and not spoken:
         return None
     kinds = [entry["kind"] for entry in raw.about["columns"]] if hidden else []
-    texts = "category" in kinds or (hidden and raw.about.get("levels") is not None)
+    open_ended = spoken or "category" in kinds or (hidden and raw.about.get("levels") is not None)
     delta = privacy.delta or max(len(train.clients), 2) ** -1.1
-    lost = privacy.share * delta if texts else 0.0
+    lost = privacy.share * delta if open_ended else 0.0
     assert privacy.epsilon is not None
 
     def cost(noise: float) -> float:
@@ -125,6 +151,10 @@ def _released(raw: Population, train: Train, wanted: Wanted, declared: Schema | 
         return keyed_normal(shape, "statistics", name, purpose) if privacy.reproducible else secret_normal(shape)
 
     learner = Learner(train, noise * math.sqrt(rounds), lost, draw)
+    if spoken:
+        words, notes = learner.words(raw)
+        made = Release(name, noise, lost, {}, {"words": words}, notes, learner.floats)
+        return made.kept(wanted.store) if wanted.store else made
     schema, magnitudes, notes = learner.items(raw if hidden else None, values, names)
     statistics = learner.scales(values, names, magnitudes) if names else {}
     if names:

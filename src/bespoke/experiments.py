@@ -104,7 +104,8 @@ class Bench:
             while len(self.made) >= max(room, 1):  # the oldest goes: seeds come in turn
                 del self.made[next(iter(self.made))]
             name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-            store = self.folder / "statistics" / f"{name}.json" if self.folder and privacy else None
+            kept = privacy or "pieces" in self.population.columns  # what is released, or a vocabulary
+            store = self.folder / "statistics" / f"{name}.json" if self.folder and kept else None
             self.made[key] = prepare(config, self.population, store, privacy)
         return self.made[key]
 

@@ -24,7 +24,7 @@ EPOCHS, PATIENCE, BATCH = 200, 10, 256  # of a network fitted in one place
 RATES = (1e-3, 3e-3)
 
 REFERENCES = {
-    "constant": ("Constant", "the training rows' mean, or the frequencies of their classes, for everyone"),
+    "constant": ("Constant", "the training rows' mean, or the frequencies of their classes or words, for everyone"),
     "pooled": ("Pooled", "the same model fitted to all training rows in one place: not federated"),
 }
 
@@ -36,8 +36,10 @@ def reference(name: str, experiment: Experiment) -> Params:
 
 
 def references_for(experiment: Experiment) -> list[str]:
-    """Those that these data and this model have: tables only, and a model whose last layer is linear."""
+    """Those that these data and this model have: tables and a linear last layer, or words and one with a bias."""
     task, about = experiment.task, experiment.population.about
+    if about["task"] == "language":
+        return ["constant"] if _bias(task.init(0)) else []
     if about.get("input", "table") != "table" or task.linear() is None:
         return []
     return ["constant"] if getattr(task, "hinge", False) else ["constant", "pooled"]
@@ -47,6 +49,8 @@ def constant(experiment: Experiment) -> Params:
     """The last layer's weights are zero, its bias is the mean or, of classes, the logarithm of their frequencies."""
     task = experiment.task
     params = _begun(experiment)
+    if experiment.population.about["task"] == "language":
+        return _unigram(experiment, params)
     y = _rows(experiment.split.train)["y"]
     v = torch.zeros_like(task.linear().coefficients(params))
     if task.kernel_of() == "squares":
@@ -57,6 +61,23 @@ def constant(experiment: Experiment) -> Params:
         counts = torch.bincount(y.long(), minlength=len(v)).double()
         v[:, 0] = ((counts + 0.5) / (counts.sum() + 0.5 * len(v))).log()
     return task.linear().replaced(params, v)
+
+
+def _bias(params: Params) -> str:
+    """The bias of a language model's last layer: of all parameters the last one; empty if it has none."""
+    *_, name = params
+    return name if name.endswith("bias") and name.removesuffix("bias") + "weight" in params else ""
+
+
+def _unigram(experiment: Experiment, params: Params) -> Params:
+    """How often each token of the training rows occurs, whatever stands before it."""
+    name = _bias(params)
+    tokens = _rows(experiment.split.train)["y"].long().flatten()
+    counts = torch.bincount(tokens[tokens != experiment.task.padding], minlength=len(params[name])).double()
+    counts[experiment.task.padding] = -0.5 + 1e-6  # never a target
+    bias = ((counts + 0.5) / (counts + 0.5).sum()).log().float()
+    weight = name.removesuffix("bias") + "weight"
+    return {**params, name: bias, weight: torch.zeros_like(params[weight])}
 
 
 def pooled(experiment: Experiment) -> Params:

@@ -19,7 +19,7 @@ from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.privacy.budget import Account
 from bespoke.privacy.ledger import Ledger
-from bespoke.privacy.release import RELEASE, Learned, Release
+from bespoke.privacy.release import RELEASE, Learned, Release, keep_words, words_file
 from bespoke.privacy.tally import Plan
 from bespoke.privacy.transform import State
 from bespoke.randomness import mix
@@ -98,8 +98,14 @@ class Run:
             return self._finish(engine, server, start["params"])
 
     def _keep_release(self) -> None:
-        """What was released of the data lies in the run's own folder; noise cannot be drawn twice for one run."""
-        made, path = self.experiment.population.about.get("release"), self.folder.path / RELEASE
+        """What was released of the data lies in the run's own folder; noise cannot be drawn twice for one run.
+
+        So does the vocabulary of texts, on which depends what the model's tokens mean.
+        """
+        about, path = self.experiment.population.about, self.folder.path / RELEASE
+        if "text" in about and not words_file(path).exists():
+            keep_words(words_file(path), about["words"])
+        made = about.get("release")
         if not made:
             return
         if not path.exists():

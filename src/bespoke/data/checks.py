@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespoke.data.population import Population
+from bespoke.data.population import NO_GROUP, Population
 from bespoke.data.splits import Rows, Split
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ _NAMED = re.compile(r"(?i:(^|[^a-z])(id|code|zip|zipcode|postcode|fips|sic)($|[^
 
 @dataclass(frozen=True)
 class Check:
-    """Something that was found in the data; `kind` is leak, id, codes, duplicates, same clients or few rows."""
+    """Something found in the data; `kind` is leak, id, codes, duplicates, same clients, few rows or context."""
 
     kind: str
     severity: Literal["serious", "note"]
@@ -46,13 +46,13 @@ class Check:
 
 
 def check(population: Population, split: Split) -> list[Check]:
-    """All that is found in a table, the most serious first; rows of other kinds are not looked at.
+    """All that is found in a table, the most serious first; of rows of other kinds only their contexts are looked at.
 
     The population is as it was loaded (not standardized), the split one of it.
     """
     x = population.columns["x"]
     if population.about.get("input", "table") != "table" or x.dtype != torch.float32 or x.dim() != 2:
-        return []
+        return [*_contexts(population)]
     names = list(population.about.get("features", map(str, range(x.shape[1]))))
     columns = _columns(names)
     leaks = _leaks(population, split, columns)
@@ -60,6 +60,29 @@ def check(population: Population, split: Split) -> list[Check]:
     looked = _Looked.at(population, [place for column in columns.keys() - leaks for place in columns[column]])
     found = [*_said(leaks, population), *looked.duplicates(split), *looked.same_clients(), *looked.ids(), *_few(split)]
     return sorted(found, key=lambda one: one.severity != "serious")
+
+
+# Clients and contexts
+
+
+def _contexts(population: Population) -> Iterator[Check]:
+    """Clients and contexts that go together: then the two cannot be told apart."""
+    if "context" not in population.columns:
+        return
+    owner = np.repeat(np.arange(len(population)), population.sizes())
+    code, names = population.columns["context"].numpy(), population.about["contexts"]
+    known = np.array([name != NO_GROUP for name in names])[code]
+    pairs = np.unique(np.stack([owner[known], code[known]]), axis=1)
+    if not pairs.size:
+        return
+    by_client, by_context = (np.bincount(one)[np.unique(one)].max() == 1 for one in pairs)
+    name, apart = population.about.get("context", "context"), "what belongs to the one cannot be told from the other"
+    if by_client and by_context:
+        yield Check("context", "serious", f"Client and {name} coincide, one {name} for each client: {apart}.")
+    elif by_client:
+        yield Check("context", "note", f"Every client has one {name}: {apart} within a client.")
+    elif by_context:
+        yield Check("context", "note", f"Every {name} belongs to one client: {apart} within a {name}.")
 
 
 # Columns that are nearly the target

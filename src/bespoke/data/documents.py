@@ -101,12 +101,15 @@ def open_texts(
     about: dict[str, Any] = {
         "name": path.name.split(".")[0], "title": f"{path.name}: the next {_unit(tokenizer, 1)} of texts by {client}",
         "licence": "the user's own", "notes": notes, "target": f"next {_unit(tokenizer, 1)}",
+        "tokenizer": how.tokenizer,
     }  # fmt: skip
     if context is not None:
         contexts, columns["context"] = np.unique(labels_of(table[context])[cut.row], return_inverse=True)
         about |= {"contexts": contexts.tolist(), "context": context}
     if words is not None:
         about["declared"] = list(words)
+    if tokenizer.public:
+        about["public"] = list(tokenizer.public)
     return texts.population(
         cut.sentences, ids[code][cut.row], group=None if group is None else labels_of(table[group])[cut.row],
         length=settings["length"], vocabulary=settings["vocabulary"], least=settings["least"], end=settings["end"],

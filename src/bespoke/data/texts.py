@@ -27,6 +27,7 @@ from bespoke.data.words import PAD, Vocabulary, ranked, shifted
 
 Ints = NDArray[np.int64]
 RAW = ("pieces", "whole")  # columns that encoding replaces
+DROPPED = ("pieces", "declared", "public")  # of `about`: all surface words, and vocabularies known without the data
 CODE_POINTS = 0x110000  # characters that a word could be spelled with: one that training rows lack is any of them
 
 
@@ -119,7 +120,7 @@ def encode(raw: Population, words: Sequence[str], rows: Ints, notes: Sequence[st
     bits = np.where(token == known.oov, [0.0, *spelled(raw.about["pieces"], counted(raw, rows))], 0.0)
     columns = {**shifted(tokens), "spelling": torch.from_numpy(bits[pieces].sum(1).astype(np.float32))}
     columns |= {name: column for name, column in raw.columns.items() if name not in RAW}
-    about = {name: value for name, value in raw.about.items() if name not in ("pieces", "declared")}
+    about = {name: value for name, value in raw.about.items() if name not in DROPPED}
     about = {**known.described(tokens.shape[1] - 1), **about, "end": len(ended) > 0, "notes": [*about["notes"], *notes]}
     return replace(raw, columns=columns, about=about, reader=None)
 

@@ -247,6 +247,8 @@ class Forgetting:
         around = self.folder.resolve().parent.parent
         if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(around, self.name):
             remains.append(f"other runs of {around}: forget the client there")
+        if any(self.folder.rglob("*words.json")):
+            remains.append("the vocabulary of the models, which may have words that only this client said")
         made = [*about["analyses"], *about["summaries"], *about["reports"]]
         where = ", ".join(found.named)
         summary = [

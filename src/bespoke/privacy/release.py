@@ -3,7 +3,8 @@
 Three rounds of the Gaussian mechanism, in each of which a client sends a vector of norm at most one:
 
 1. Items. A client's items are its categories (at most LEVELS of a column, its own most frequent ones), its classes, the
-   columns in which it has missing values, and the magnitude ceil(log2 max|x|) of each number. With k items each has
+   columns in which it has missing values, and the magnitude ceil(log2 max|x|) of each number; of texts, its SPOKEN most
+   frequent words, and nothing else is learned, in this round alone. With k items each has
    the weight 1 / sqrt(k). Categories and classes are released if their noisy weight exceeds the threshold of
 
        max over t of  1 / sqrt(t) + z quantile((1 - delta)^(1/t)),   t up to the most items that a client may have,
@@ -23,7 +24,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from bespoke.data.features import LEVELS
 from bespoke.data.population import Population
 from bespoke.data.schema import Column, Schema, Statistics, Target
 from bespoke.data.splits import Train
+from bespoke.digests import sealed
 from bespoke.errors import UserError
 from bespoke.privacy.accounting import Kind, Spent
 
@@ -44,6 +46,7 @@ Ints = NDArray[np.int64]
 Draw = Callable[[tuple[int, ...], str], Floats]  # standard normal numbers of a shape, for a purpose
 
 RELEASE = "statistics.json"  # of a run folder
+SPOKEN = 200  # words of a client that count, its own most frequent ones
 EXPONENTS = np.arange(-63, 64)  # of magnitudes that are told apart; zero and smaller ones are the first
 SURE = 4.0  # deviations of the noise: what is known to be asked for is released above it
 
@@ -114,6 +117,17 @@ class Learned:
 
 
 NOTHING = Learned()
+
+
+def words_file(store: Path) -> Path:
+    """Where the vocabulary of a folder lies that was learned without noise, beside what was released."""
+    return store.with_name("words.json" if store.name == RELEASE else f"{store.stem}-words.json")
+
+
+def keep_words(path: Path, words: Sequence[str]) -> None:
+    """Write the vocabulary with which the models of a folder are begun."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(sealed({"words": list(words)}), ensure_ascii=False))
 
 
 def threshold(noise: float, delta: float, most: int) -> float:
@@ -193,16 +207,30 @@ class Learner:
             target = Target(target.name, tuple(sorted(classes)), other=True)
         return Schema(tuple(columns), target), magnitudes, notes
 
+    def words(self, raw: Population) -> tuple[list[str], list[str]]:
+        """The words that enough clients say, those of the largest noisy weight first."""
+        pieces = raw.columns["pieces"].numpy()[self.rows]
+        owner, text = np.repeat(self.owner, pieces.shape[1]), raw.about["text"]
+        banned = {0, *(place for place, word in enumerate(raw.about["pieces"], 1) if word in text["unknown"])}
+        there = ~np.isin(pieces.ravel(), list(banned))
+        pairs = _frequent(owner[there], pieces.ravel()[there].astype(np.int64) - 1, SPOKEN)
+        counts = np.bincount(pairs[0], minlength=self.clients)
+        self.floats += int(counts.max(initial=0))
+        limit = threshold(self.noise, self.delta, SPOKEN)
+        weight = 1 / np.sqrt(np.maximum(counts, 1))
+        found = self._released(pairs, weight, raw.about["pieces"], limit, "words")[: text["vocabulary"]]
+        if not found:
+            raise UserError(
+                f"no word is said by enough training clients ({self.clients} in all) to be released within "
+                "privacy.statistics; declare the words (--schema FILE), spend more, or say privacy.public_schema = "
+                "true if they are public"
+            )
+        return found, [f"The vocabulary has {len(found):,} entries, released with noise: many clients say each."]
+
     def _levels(self, cells: Floats) -> tuple[Ints, Ints]:
         """Each client with its most frequent levels, at most LEVELS of them."""
         there = ~np.isnan(cells)
-        pairs, counts = np.unique(
-            np.stack([self.owner[there], cells[there].astype(np.int64)]), axis=1, return_counts=True
-        )
-        order = np.lexsort((pairs[1], -counts, pairs[0]))
-        who, level = pairs[:, order]
-        rank = np.arange(len(who)) - np.searchsorted(who, who)
-        return who[rank < LEVELS], level[rank < LEVELS]
+        return _frequent(self.owner[there], cells[there].astype(np.int64), LEVELS)
 
     def _magnitudes(self, values: Floats) -> tuple[Ints, Ints]:
         """Each client with the magnitude of the largest value of each column."""
@@ -264,6 +292,15 @@ class Learner:
 
 
 _NONE = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _frequent(owner: Ints, items: Ints, most: int) -> tuple[Ints, Ints]:
+    """Each owner with its most frequent items, at most so many of them."""
+    pairs, counts = np.unique(np.stack([owner, items]), axis=1, return_counts=True)
+    order = np.lexsort((pairs[1], -counts, pairs[0]))
+    who, item = pairs[:, order]
+    rank = np.arange(len(who)) - np.searchsorted(who, who)
+    return who[rank < most], item[rank < most]
 
 
 def _pairs(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
