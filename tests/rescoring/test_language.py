@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import bespoke as library
 from bespoke.deploy.personal import export_personal, load_personal
 from bespoke.rescoring.language import RunLanguage
 from bespoke.rescoring.nbest import Utterance
@@ -28,13 +29,13 @@ def spoken(language: RunLanguage, level: str, client: str, *texts: str, group: s
 
 
 def test_a_log_probability_is_the_sum_of_task_scores_and_the_product_of_softmaxes(language: RunLanguage) -> None:
-    """'Cold, seas' is the row <bos> cold seas of the data, which predicts cold, seas and <eos>."""
-    population, words = language.experiment.population, language.about["words"]
+    """'cold  seas' is the row <bos> cold seas of the data, which predicts cold, seas and <eos>."""
+    population, words = language.experiment.population, language.experiment.population.about["words"]
     names = ["<pad>", *words, "<unk>", "<bos>", "<eos>"]
     rows = [[names[token] for token in row if token] for row in population.columns["y"].tolist()]
     place = rows.index(["cold", "seas", "<eos>"])
     batch = {name: population.columns[name][place : place + 1] for name in ("x", "y")} | {"mask": torch.ones(1)}
-    found = spoken(language, "personal", "Battle 1", "Cold, seas!", "cold ships sail over seas cold ships sail", "seas")
+    found = spoken(language, "personal", "Battle 1", " cold  seas", "cold ships sail over seas cold ships sail", "seas")
     personal, _ = language.models.personal(population.index("Battle 1"))
     scored = language.task.score(language.task.predict(personal, batch), batch)
     assert found[0] == pytest.approx(-float(scored["loss"]), abs=1e-5)
@@ -52,6 +53,32 @@ def test_a_log_probability_is_the_sum_of_task_scores_and_the_product_of_softmaxe
 def test_a_word_that_is_not_known_counts_as_unknown(language: RunLanguage) -> None:
     known, unknown, other = spoken(language, "global", "Film 1", "red apples", "red submarines", "red zeppelins")
     assert unknown == other < known
+
+
+POSTS = "user,post\n" + "ann,red apples! apples fall.\nbob,red apples! apples fall.\n" * 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "pieces"),
+    [
+        ({}, ["<bos>", "red", "apples", "!", "<unk>", "<eos>"]),
+        ({"end": False, "lower": False}, ["<bos>", "<unk>", "apples", "!", "<unk>"]),
+        ({"tokenizer": "characters"}, ["<bos>", *"red apples! ", "<unk>", "<unk>", "<eos>"]),
+    ],
+)
+def test_texts_are_cut_as_the_data_of_the_run_are(tmp_path: Path, settings: dict, pieces: list[str]) -> None:
+    """Users' tables: as their settings say. In capitals 'RED' is known only where texts are lower-cased."""
+    (tmp_path / "posts.csv").write_text(POSTS)
+    data = {"table": str(tmp_path / "posts.csv"), "client": "user", "text": "post", **settings}
+    library.run(
+        {"data": data, "stage": [{"method": "fedavg", "rounds": 1}], "engine": {"workers": 0},
+         "model": {"name": "lstm", "embedding": 2, "hidden": 2, "layers": 1}},
+        tmp_path / "run",
+    )  # fmt: skip
+    language = RunLanguage(tmp_path / "run")
+    words = language.experiment.population.about["words"]
+    names = ["<pad>", *words, "<unk>", "<bos>", "<eos>"]
+    assert [names[token] for token in language.tokens("RED  apples! Zz")] == pieces
 
 
 def test_models_are_those_of_the_stages(train: Callable[[int], Path], run: Path, language: RunLanguage) -> None:
@@ -169,8 +196,6 @@ def test_other_mistakes(run: Path, train: Callable[[int], Path], tmp_path: Path)
 
 
 def test_a_run_without_a_language_model(tmp_path: Path) -> None:
-    import bespoke as library
-
     stage = {"method": "fedavg", "rounds": 1}
     library.run({"data": {"source": "hsb82"}, "stage": [stage], "engine": {"workers": 0}}, tmp_path / "run")
     (tmp_path / "nbest.jsonl").write_text(line())

@@ -97,7 +97,7 @@ def _characters(snippets: dict[str, list[bytes]], length: int, most: int) -> Pop
         input="tokens",
         vocabulary=len(VOCABULARY),
         words=list(CHARACTERS),
-        tokenizer="characters",
+        text={"tokenizer": "characters", "lower": False, "end": True},
         features=[f"character {i}" for i in range(length)],
         numeric=[False] * length,
         target="next character",

@@ -121,7 +121,7 @@ def encode(raw: Population, words: Sequence[str], rows: Ints, notes: Sequence[st
     columns = {**shifted(tokens), "spelling": torch.from_numpy(bits[pieces].sum(1).astype(np.float32))}
     columns |= {name: column for name, column in raw.columns.items() if name not in RAW}
     about = {name: value for name, value in raw.about.items() if name not in DROPPED}
-    about = {**known.described(tokens.shape[1] - 1), **about, "end": len(ended) > 0, "notes": [*about["notes"], *notes]}
+    about = {**known.described(tokens.shape[1] - 1), **about, "notes": [*about["notes"], *notes]}
     return replace(raw, columns=columns, about=about, reader=None)
 
 

@@ -65,7 +65,7 @@ def load(
     names = sorted(kept)
     rows = [len(kept[name]) for name in names]
     notes = [f"Read {', '.join(path.name for path in paths)}: {len(kept):,} pages of at least {least} sentences."]
-    about = describe("wikitext103", input="tokens", notes=notes)
+    about = describe("wikitext103", input="tokens", notes=notes, text={"tokenizer": "words", "lower": False})
     group = None
     if groups == "topics":
         about["topics"] = {"clusters": clusters, "seed": 0}

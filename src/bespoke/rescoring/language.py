@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
+from bespoke.data.tokenizers import tokenizer_of
 from bespoke.data.words import PAD, Vocabulary
 from bespoke.deploy.personal import Models, open_run
 from bespoke.errors import UserError
@@ -51,7 +52,9 @@ class RunLanguage:
                 f"{self.path} has no language model of words or characters (its task is {about['task']}), so that it "
                 "cannot rescore texts; name a run of text, as of bespoke compare POSTS.csv --client ... --text ..."
             )
-        self.task, self.about, self.words = task, about, Vocabulary(tuple(about["words"]))
+        self.task, self.words = task, Vocabulary(tuple(about["words"]))
+        self.rule = about.get("text", {})  # how a text becomes tokens
+        self.tokenizer = tokenizer_of(self.rule["tokenizer"]) if "tokenizer" in self.rule else None
         self.models = Models(folder, self.experiment)
 
     @property
@@ -70,10 +73,15 @@ class RunLanguage:
     # -- texts ---------------------------------------------------------------------------------------------------------
     def tokens(self, text: str) -> list[int]:
         """<bos>, the tokens as the run's data have them, and <eos> where its data count the end of a sentence."""
-        rule = {"end": True, **self.about, **self.about.get("text", {})}
-        pieces = list(text) if rule.get("tokenizer") == "characters" else words_of(text)
-        known = [self.words.ids.get(piece, self.words.oov) for piece in pieces]
-        return [self.words.bos, *known, *([self.words.eos] if rule["end"] else [])]
+        known = [self.words.ids.get(piece, self.words.oov) for piece in self._pieces(text)]
+        return [self.words.bos, *known, *([self.words.eos] if self.rule.get("end", True) else [])]
+
+    def _pieces(self, text: str) -> list[str]:
+        """A text as the run's data are cut; data that do not say how are words in lower case without punctuation."""
+        if self.tokenizer is None:
+            return words_of(text)
+        lowered = text.lower() if self.rule["lower"] else text
+        return [piece for piece, _ in self.tokenizer.pieces(" ".join(lowered.split()))]
 
     def log_probabilities(self, predict: Any, texts: Sequence[str]) -> Floats:
         """log P of each text: the sum over its tokens. A text is one row, however long."""
@@ -97,8 +105,7 @@ class RunLanguage:
             line[: len(row)] = torch.tensor(row)
         batch: Params = {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": torch.ones(len(rows))}
         with torch.no_grad():
-            losses = self.task.judge(predict(batch), batch)["losses"]
-        return (losses * (batch["y"] != PAD)).sum(-1)
+            return self.task.row_values(predict(batch), batch, "loss")
 
     # -- models --------------------------------------------------------------------------------------------------------
     def spoken(self, level: Level, utterances: Sequence[Utterance], progress: Progress | None = None) -> list[Floats]:
