@@ -70,7 +70,10 @@ def grouped(raw: Population, split: Split) -> Population:
         if len(others):
             topic[others] = found.predict(tfidf.transform(_counts(raw, support, others)[:, kept]))
     used, group = np.unique(np.array([*names, NO_GROUP])[topic], return_inverse=True)
-    note = f"{len(names)} topics by TF-IDF and k-means of the text of {len(trained):,} training clients."
+    note = (
+        f"{len(names)} topics by TF-IDF and k-means of the text of {len(trained):,} training clients. They follow the "
+        "split: with split.seed fixed, all seeds have the same."
+    )
     about = {name: value for name, value in raw.about.items() if name != "topics"}
     about |= {"notes": [*about["notes"], note], "learned": LEARNED}
     return replace(raw, group=group, groups=used.tolist(), about=about)
