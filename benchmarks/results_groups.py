@@ -156,7 +156,7 @@ def _histogram(found: Gain) -> str:
 
 def _found(study: Study, table: object, titles: dict[str, str]) -> list[str]:
     """Groups that were found and trained: how many, and how they agree with known ones."""
-    trained = [entry["label"] for entry in study.compare["methods"] if entry["name"] == "group-fl"]
+    trained = [entry["label"] for entry in study.compare["methods"] if entry["name"] in ("group-fl", "hypcluster")]
     lines = []
     for one in clusters_of(table):  # type: ignore[arg-type]
         if one.label not in trained:
