@@ -1,7 +1,7 @@
 """Second-pass rescoring, Table 5 of Group Personalized FL, by one command: speech, recognition, language models.
 
-    bespoke compare benchmarks/groups/ted.toml --out runs/groups-ted
-    python benchmarks/rescoring.py runs/groups-ted --out runs/rescoring-ted
+    bespoke compare benchmarks/groups/ted.toml --out runs/language-ted
+    python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 
 Validation and test segments of talks are spoken by espeak-ng (a voice for each talk) and recognised by Whisper tiny.en
 with 20-best lists, in the format of `bespoke rescore`; then FL, PerFL, GroupFL and GroupPerFL rescore them. No segment

@@ -4,7 +4,7 @@ A section of which no run folder is there stays as it stands, so that one experi
 
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
-python benchmarks/rescoring.py runs/groups-ted --out runs/rescoring-ted
+python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes

@@ -193,7 +193,7 @@ def test_an_experiment_has_topics_as_groups_and_says_that_they_were_learned(monk
     assert len(prepared.population.groups) == 3
     assert prepared.population.group is not None
     assert {"x", "y"} <= prepared.population.columns.keys()
-    private = {"epsilon": 2.0, "clip": 1.0}
+    private = {"noise": 1.0, "clip": 1.0}
     private_config = ExperimentConfig.model_validate({"data": {"source": "ted"}, "stage": stages, "privacy": private})
     assert any("topics" in reason for reason in prepare(private_config, world()).population.about["unpaid"])
 
