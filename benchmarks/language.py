@@ -112,7 +112,8 @@ def section(folder: Path) -> str:
             f"Of {len(changes):,} clients' means over seeds, {100 * share:.1f} % are lower with GroupPerFL than with "
             f"PerFL (95 % interval over clients {100 * (share - half):.1f} to {100 * (share + half):.1f} %)."
         )
-    lines += [*_converged(study), *_rates(study), *_personal(study, table), *study.compare.get("expected", {}).get("differs", [])]
+    lines += [*_converged(study), *_rates(study), *_personal(study, table)]
+    lines += study.compare.get("expected", {}).get("differs", [])
     return "\n\n".join(lines)
 
 
