@@ -136,6 +136,27 @@ def test_a_damaged_vocabulary_is_refused(posts: Path, tmp_path: Path) -> None:
         export_personal(tmp_path / "run", "user 1")
 
 
+def test_an_exported_model_says_the_next_word(posts: Path, tmp_path: Path) -> None:
+    """Texts are tokenized as the data were; the answer is that of the parameters, computed here by torch's own LSTM."""
+    import torch
+    from safetensors.torch import load_file
+
+    bespoke.run(experiment(posts), tmp_path / "run")
+    written = export_personal(tmp_path / "run", "user 1")
+    model = bespoke.load_personal(written["folder"])
+    weights = load_file(Path(written["folder"]) / "model.safetensors")
+    words = json.loads((Path(written["folder"]) / "model.json").read_text())["words"]
+    names = ["<pad>", *words, "<unk>", "<bos>", "<eos>"]
+    lstm = torch.nn.LSTM(3, 4, batch_first=True)
+    body = {name.split("lstm.")[-1]: w for name, w in weights.items() if "_l0" in name}
+    lstm.load_state_dict({name.split(".")[-1]: w for name, w in body.items()})
+    tokens = [names.index("<bos>"), names.index("the"), names.index("cat"), names.index("<unk>")]
+    embedding = next(w for name, w in weights.items() if "embedding" in name)
+    state = lstm(embedding[tokens][None])[0][0, -1]
+    expected = names[int((weights["head.weight"] @ state + weights["head.bias"]).argmax())]
+    assert model.predict(["The  CAT unheard"]).tolist() == [expected]
+
+
 BAD = [
     ("--client user", "or --text COLUMN to model texts"),
     ("--client user --text pots", "unknown column 'pots'"),

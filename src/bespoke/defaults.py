@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from bespoke.data.population import Population
 from bespoke.data.splits import Split
 from bespoke.methods import METHODS, FineTune, Mixed
+from bespoke.methods.shared_model import SharedModel
 from bespoke.models import build_task
 from bespoke.models.metric import default_metric
 from bespoke.tuning import Trial
@@ -31,6 +32,8 @@ BEYOND = 2.5  # standard errors over clients: and so far beyond chance
 CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0, 10.0, 100.0]}  # pulls to try
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
+WORDS = {"name": "lstm", "embedding": 64, "hidden": 128, "layers": 1}  # small enough for minutes on two cores
+FEDADAM = {"name": "adam", "lr": 0.01, "beta2": 0.999, "eps": 1e-8}  # rare words hardly move by plain means of changes
 LOCAL_EPOCHS = 40  # of a network of each client's own, more where the last is the best: they take most of a comparison
 
 
@@ -93,12 +96,17 @@ class Settled:
 def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, split: Split) -> Settled:
     """From what was said (`base`, `methods`: perhaps none) and the data, encoded for the first seed's split."""
     about, why = population.about, ""
-    base = {"safe_steps": True, **base}
+    language = about["task"] == "language"
+    base = {"safe_steps": not language, **base}  # clipping every gradient takes longer, and no rate overshoots here
     if not base.get("metric") and about["task"] in ("regression", "classification"):
         rows, _ = split.train.of(split.train.clients)
         base["metric"], why = default_metric(about, population.columns["y"].numpy()[rows])
         if base.get("privacy") and about["task"] == "classification":  # how frequent a class is would tell something
             base["metric"], why = "accuracy", "The share of right answers."
+    if language:
+        base = {"metric": "perplexity", **{name: value for name, value in base.items() if value is not None}}
+        if dict(base.get("model") or {"name": "auto"}) == {"name": "auto"} and not about.get("model"):
+            base["model"] = WORDS
     rivals: dict[str, Rival] = {}
     named = dict(base.get("model") or {"name": "auto"})
     small = about.get("input", "table") == "table" and not about.get("model") and named == {"name": "auto"}
@@ -154,6 +162,13 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
             knobs.setdefault(name, {})["choose"] = "auto"
     if solvable and not linear:
         knobs.setdefault("local", {})["epochs"] = LOCAL_EPOCHS
+    if about["task"] == "language":
+        for name, kind in METHODS.items():
+            if issubclass(kind, FineTune):
+                knobs[name] = {"lrs": [0.3, 1.0, 3.0], "epochs": 20 if name == "local" else 5, "batch_size": 16}
+            elif issubclass(kind, SharedModel) and not _by_changes(base):
+                knobs[name] = {"batch_size": 16, "server": FEDADAM}
+                grid[name] = {"lr": [0.3, 1.0]}
     if not linear or about["task"] == "classification":
         grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}

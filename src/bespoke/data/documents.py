@@ -19,7 +19,7 @@ from bespoke.data.columns import is_missing
 from bespoke.data.files import read_file
 from bespoke.data.population import Population
 from bespoke.data.table import clients_of, labels_of, times_of
-from bespoke.data.tokenizers import Tokenizer, tokenizer_of
+from bespoke.data.tokenizers import Tokenizer, plain, tokenizer_of
 from bespoke.errors import UserError, unknown
 
 Ints = NDArray[np.int64]
@@ -154,7 +154,7 @@ class _Cut:
     def of(cls, found: list[str], tokenizer: Tokenizer, settings: dict[str, Any], shortest: int) -> _Cut:
         sentences, row, whole, characters, kept = list[list[str]](), [], list[bool](), list[int](), []
         for place, text in enumerate(found):
-            text = " ".join((text.lower() if settings["lower"] else text).split())
+            text = plain(text, settings["lower"])
             pieces = tokenizer.pieces(text)
             if len(pieces) < max(shortest, 1):
                 continue

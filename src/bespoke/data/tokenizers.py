@@ -44,6 +44,18 @@ def tokenizer_of(name: str) -> Tokenizer:
     return Tokenizer(name, pieces, False, 48, 50_000, 1, tuple(sorted(known, key=lambda piece: known[piece])))
 
 
+def plain(text: str, lower: bool) -> str:
+    """A text with single spaces, lower-cased if asked for."""
+    return " ".join((text.lower() if lower else text).split())
+
+
+def pieces_of(text: str, settings: dict[str, Any]) -> list[str]:
+    """The pieces of a text as a model's data have them (`about["text"]`); by spaces where nothing is said."""
+    if "tokenizer" not in settings:
+        return text.split()
+    return [piece for piece, _ in tokenizer_of(settings["tokenizer"]).pieces(plain(text, settings["lower"]))]
+
+
 def _hugging_face(path: Path) -> Any:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():

@@ -18,6 +18,7 @@ from torch import Tensor
 from bespoke.config import ExperimentConfig, check_stage, read_config
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.standardize import client_scaling
+from bespoke.data.words import Vocabulary
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError, unknown
 from bespoke.experiments import build, load_population, prepare
@@ -145,11 +146,12 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "stage": config.stage[-1],
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
-        "words": about.get("words", []),
+        "words": about.get("words", []), "text": about.get("text", {}),
         "features": about.get("features", []), "target": about.get("target", ""),
         "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
         "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
-        "rows": "an array with one column per feature, in this order and in the units of the data; NaN where missing",
+        "rows": "a list of texts: the most likely next word after each" if about["task"] == "language" else
+                "an array with one column per feature, in this order and in the units of the data; NaN where missing",
     }  # fmt: skip
     write_text(target / "model.json", json.dumps(description, indent=1))
     return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(model)}
@@ -174,13 +176,23 @@ class PersonalModel:
             return self.method.predict(self.params, {"x": x})
 
     def predict(self, rows: ArrayLike) -> NDArray[Any]:
-        """Predictions in the target's own units, or class names."""
+        """Predictions in the target's own units, class names, or the most likely next word after each text."""
+        if self.about["task"] == "language" and all(isinstance(row, str) for row in np.asarray(rows).ravel()):
+            return np.array([self._next(str(text)) for text in np.asarray(rows).ravel()])
         outputs = self.outputs(rows)
         if self.about["task"] == "regression":
             return (outputs[..., 0].double() * self.about["target_unit"] + self.about["target_centre"]).numpy()
         place = (outputs[..., 0] > 0).long() if self.about["hinge"] else outputs.argmax(-1)
         names = self.about["classes"]
         return np.asarray(names)[place.numpy()] if names else place.numpy()
+
+    def _next(self, text: str) -> str:
+        from bespoke.data.tokenizers import pieces_of
+
+        known = Vocabulary(tuple(self.about["words"]))
+        names = ["<pad>", *known.words, "<unk>", "<bos>", "<eos>"]
+        tokens = [known.bos, *(known.ids.get(piece, known.oov) for piece in pieces_of(text, self.about["text"]))]
+        return names[int(self.outputs([tokens])[0, -1].argmax())]
 
     def interval(self, rows: ArrayLike, level: float = 0.9) -> tuple[NDArray[Any], NDArray[Any]]:
         """Bounds between which the target lies with this probability (regression by a mixed model)."""
