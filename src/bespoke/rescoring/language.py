@@ -126,10 +126,10 @@ class RunLanguage:
                 found[place] = np.array([said[text] for text in utterances[place].texts])
             progress.advance()
         for other, clients in instead.items():
-            names = ", ".join(clients[:SHOWN]) + (", ..." if len(clients) > SHOWN else "")
+            names = f" ({', '.join(clients[:SHOWN])}{', ...' if len(clients) > SHOWN else ''})"
             self.notes.append(
-                f"{self.label}, {level}: {len(clients)} of {len(owners)} clients have no such model in the run "
-                f"({names}); the {other} model is used"
+                f"{self.label}, {level}: {len(clients)} of {len(owners)} clients have no such model in the run"
+                f"{'' if self.experiment.privacy else names}; the {other} model is used"
             )
         return found
 
