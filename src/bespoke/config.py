@@ -23,6 +23,7 @@ MOST_SEEDS = 1000
 SINGLE = 3.4028234e38  # the largest number of single precision
 AUTO = "auto"  # rounds: until validation stops improving
 TEXT = ("context", "tokenizer", "lower", "length", "vocabulary", "shortest", "end")  # of [data]: how texts are read
+FEATURES = ("tokenizer", "lower", "length", "vocabulary")  # of these, what features of a text go by
 
 
 class _Strict(BaseModel):
@@ -342,6 +343,9 @@ def _check_data(data: DataConfig, where: str) -> None:
         raise UserError(f"{where}: [data] {', '.join(given)} describe texts; name their column as text")
     if data.target is None and (given := [name for name in ("features", "task") if getattr(data, name)]):
         raise UserError(f"{where}: [data] {', '.join(given)} need a target; without one the next word is predicted")
+    asked = [name for name in TEXT if name not in FEATURES and getattr(data, name) is not None]
+    if data.target is not None and asked:
+        raise UserError(f"{where}: [data] {', '.join(asked)} are for predicting the next word, and there is a target")
     if data.table is not None and data.options:
         raise UserError(f"{where}: data.options are those of a source, and this is a table: {sorted(data.options)}")
     named = {**data.model_dump(), "schema": data.schema_file}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from bespoke.config import AUTO, TEXT, DataConfig, ExperimentConfig, TransformConfig, check_stage
+from bespoke.config import AUTO, FEATURES, TEXT, DataConfig, ExperimentConfig, TransformConfig, check_stage
 from bespoke.data.changes import FOREVER, Period, periods
 from bespoke.data.population import Population
 from bespoke.data.schema import Statistics
@@ -53,7 +53,8 @@ def load_population(config: ExperimentConfig) -> Population:
         return open_table(
             Path(data.table), data.client, data.target,
             group=data.group, features=data.features, time=data.time, task=data.task,
-            schema=Schema.read(Path(data.schema_file)) if data.schema_file else None,
+            schema=Schema.read(Path(data.schema_file)) if data.schema_file else None, text=data.text,
+            how={name: getattr(data, name) for name in FEATURES if getattr(data, name) is not None},
         )  # fmt: skip
     from bespoke.data.sources import load_source
 

@@ -185,7 +185,7 @@ def _write_schema(described: dict[str, Any], path: Path) -> None:
     if path.suffix not in (".json", ".toml"):
         raise UserError(f"--write-schema {path}: a file that ends in .json or .toml")
     raw = load_population(checked({"data": described, "stage": [{"method": "fedavg", "rounds": 1}]}, "data"))
-    if "pieces" in raw.columns:
+    if "pieces" in raw.columns and "cells" not in raw.columns:
         import numpy as np
 
         from bespoke.data.schema import write_words

@@ -14,7 +14,7 @@ from bespoke.errors import UserError
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Kind = Literal["number", "boolean", "category", "date"]
+Kind = Literal["number", "boolean", "category", "date", "text"]
 
 MISSING = ["", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null"]
 
@@ -41,10 +41,11 @@ def fitted(column: pa.ChunkedArray, kind: Kind) -> pa.ChunkedArray:
     """A column as a schema declares it; values that do not fit are missing."""
     fits: dict[str, Callable[[Any], bool]] = {
         "number": is_number, "boolean": pa.types.is_boolean, "date": is_date, "category": pa.types.is_string,
+        "text": pa.types.is_string,
     }  # fmt: skip
     if fits[kind](column.type):
         return column
-    if kind == "category":
+    if kind in ("category", "text"):
         return pa.chunked_array([pa.array(_texts(column), type=pa.string())])
     import pandas as pd
 

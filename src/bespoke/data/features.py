@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from bespoke.data import tfidf
 from bespoke.data.columns import MISSING, Kind, is_date, is_number, is_row_number, levels_of, numbers_of, seconds_of
 from bespoke.data.population import Population
 from bespoke.data.schema import Column, Schema, Target
@@ -27,6 +28,7 @@ Ints = NDArray[np.int64]
 LEVELS = 20  # of a category that get an indicator of their own; the rest share one
 TOO_MANY_TEXTS = 1000  # different texts beyond which a column is taken for ids or free text
 OTHER = "(other)"
+ENCODED = ("columns", "levels", "schema", "file", "aside", "pieces", "text")  # of a raw table's description
 HIGHEST = float(np.finfo(np.float32).max)
 WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -95,6 +97,13 @@ def learned(raw: Population, rows: Ints, notes: list[str]) -> Schema:
             continue
         columns.append(replace(column, missing=f"{column.name} missing" in kept))
         dropped |= {feature.name for feature in candidates} - {*kept, f"{column.name} missing"}
+    if "pieces" in raw.columns:
+        words, weights = tfidf.learned(raw, rows)
+        columns.append(Column(raw.about["text"]["column"], "text", words=words, weights=weights))
+        notes.append(
+            f"The {len(words):,} words of {columns[-1].name} that are most frequent in the training rows are features: "
+            "TF-IDF, sublinear, rows of norm one, not standardized."
+        )
     if constant:
         notes.append(f"Left out, because they are the same in every row: {', '.join(constant)}.")
     return Schema(tuple(columns), _learned_target(raw, rows), left_out=frozenset(dropped))
@@ -145,6 +154,9 @@ def declare(raw: Population) -> Schema:
     places = {entry["name"]: place for place, entry in enumerate(raw.about["columns"])}
     columns = []
     for column in found.columns:
+        if column.kind == "text":
+            columns.append(column)
+            continue
         place = places[column.name]
         if column.kind == "category":
             levels = raw.about["columns"][place]["levels"]
@@ -176,28 +188,40 @@ def encode(raw: Population, schema: Schema, notes: Sequence[str] = ()) -> Popula
     known = {entry["name"]: (place, entry.get("levels", ())) for place, entry in enumerate(raw.about["columns"])}
     cells = raw.columns["cells"].numpy()
     built: list[Feature] = []
+    written: Column | None = None
     for column in schema.columns:
+        if column.kind == "text":
+            written = column
+            continue
         place, levels = known[column.name]
         built += [f for f in _features(column, cells[:, place], levels) if f.name not in schema.left_out]
-    if not built:
+    if not built and (written is None or not written.words):
         reasons = " ".join(notes) or "there is no other column."
         raise UserError(f"{raw.about['file']} has no usable feature beside {raw.about['aside']}: {reasons}")
-    x = np.column_stack([feature.values for feature in built])
+    x = np.column_stack([np.empty((raw.rows, 0), np.float32), *(feature.values for feature in built)])
+    names, numeric = [feature.name for feature in built], [feature.numeric for feature in built]
+    more: dict[str, Any] = {}
+    if written is not None:
+        x = np.column_stack([x, tfidf.features(raw, written.words, written.weights)])
+        names += [f"{written.name}: {word}" for word in written.words]
+        numeric += [False] * len(written.words)
+        more["tfidf"] = {**raw.about["text"], "words": list(written.words), "weights": list(written.weights)}
     y, classes = raw.columns["y"], list(schema.target.classes or ())
     if schema.target.classes is not None:
         place_of = {name: i for i, name in enumerate(classes)}
         classes += [OTHER] if schema.target.other else []
         places = torch.tensor([place_of.get(name, len(place_of)) for name in raw.about["levels"]], dtype=torch.int64)
         y = places[y]
-    about = {k: v for k, v in raw.about.items() if k not in ("columns", "levels", "schema", "file", "aside")}
+    about = {k: v for k, v in raw.about.items() if k not in ENCODED}
     about |= {
-        "features": [feature.name for feature in built],
-        "numeric": [feature.numeric for feature in built],
+        "features": names,
+        "numeric": numeric,
         "missing": bool(np.isnan(x).any()),
         "notes": [*about.get("notes", []), *notes],
         **({"classes": classes} if classes else {}),
+        **more,
     }
-    rest = {name: column for name, column in raw.columns.items() if name not in ("cells", "y")}
+    rest = {name: column for name, column in raw.columns.items() if name not in ("cells", "pieces", "y")}
     return replace(raw, columns={"x": torch.from_numpy(x), "y": y, **rest}, about=about, reader=None)
 
 

@@ -6,11 +6,13 @@ learned. As a file:
     {"columns": {"colour": {"kind": "category", "categories": ["red", "blue"], "missing": true},
                  "age": {"kind": "number", "range": [0, 120]},
                  "day": {"kind": "date", "first": "2020-01-01"},
-                 "open": {"kind": "boolean"}},
+                 "open": {"kind": "boolean"},
+                 "remark": {"kind": "text", "words": {"good": 2.1, "late": 3.4}}},
      "target": {"name": "price", "range": [0, 500]},
      "statistics": {"age": [41.2, 17.9]}}
 
-`missing`: whether a feature says where the value is missing. `statistics`: mean and deviation by feature name, or by
+`missing`: whether a feature says where the value is missing. `words`: those of a text that are features, and the weight
+(idf) of each; a list of words has the weight 1 for all. `statistics`: mean and deviation by feature name, or by
 the target's. A target of classes has `classes` instead of a range. For a language model a schema is the list of the
 words that are known: {"words": ["the", "of"]}.
 """
@@ -44,6 +46,8 @@ class Column:
     first: float = 0.0  # of dates, in seconds since 1970: days are counted from it
     first_name: str = "1970-01-01"
     range: tuple[float, float] | None = None
+    words: tuple[str, ...] = ()  # of a text, those that are features
+    weights: tuple[float, ...] = ()  # of these words
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Schema:
                 entry |= {"categories": list(column.categories), "other": column.other}
             if column.kind == "date":
                 entry["first"] = column.first_name
+            if column.kind == "text":
+                entry["words"] = dict(zip(column.words, column.weights))
             columns[column.name] = {**entry, **_said(column.range), **({"missing": True} if column.missing else {})}
         target: dict[str, Any] = {"name": self.target.name, **_said(self.target.range)}
         if self.target.classes is not None:
@@ -169,7 +175,7 @@ def _write(path: Path, found: dict[str, Any]) -> None:
 
 def _column(name: str, entry: Any, where: str) -> Column:
     place = f"{where}: columns.{name}"
-    table = _table(entry, place, ("kind", "categories", "other", "missing", "first", "range"))
+    table = _table(entry, place, ("kind", "categories", "other", "missing", "first", "range", "words"))
     kind: Any = table.get("kind")
     if kind not in get_args(Kind):
         raise unknown("kind", str(kind), get_args(Kind), place)
@@ -178,6 +184,10 @@ def _column(name: str, entry: Any, where: str) -> Column:
         raise UserError(f"{place}: a category, and nothing else, has a list of categories")
     if kind == "category":
         return replace(made, categories=_texts(table["categories"], place), other=bool(table.get("other", True)))
+    if (kind == "text") != ("words" in table):
+        raise UserError(f"{place}: a text, and nothing else, has words")
+    if kind == "text":
+        return _text(made, table["words"], place)
     if kind == "date" and "first" in table:
         try:
             first = datetime.fromisoformat(str(table["first"])).replace(tzinfo=UTC)
@@ -185,6 +195,18 @@ def _column(name: str, entry: Any, where: str) -> Column:
             raise UserError(f"{place}: first = {table['first']!r} is no date such as 2020-01-31") from None
         return replace(made, first=first.timestamp(), first_name=str(table["first"]))
     return made
+
+
+def _text(made: Column, found: Any, place: str) -> Column:
+    """A column of texts with its words, and their weights where they are given."""
+    listed = dict.fromkeys(_texts(found, f"{place}.words"), 1.0) if isinstance(found, list) else found
+    weights = _table(listed, f"{place}.words")
+    if not weights:
+        raise UserError(f"{place}.words is empty: list the words that are features")
+    for word, weight in weights.items():
+        if type(weight) not in (int, float) or not 0 < weight < math.inf:
+            raise UserError(f"{place}.words: the weight of {word!r} is {weight!r}; it has to be a number above zero")
+    return replace(made, words=tuple(weights), weights=tuple(float(weight) for weight in weights.values()))
 
 
 def _table(found: Any, where: str, known: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from bespoke.data import tfidf
 from bespoke.data.columns import MISSING, fitted, is_date, is_missing, is_number, levels_of, numbers_of, seconds_of
 from bespoke.data.features import HIGHEST, TOO_MANY_TEXTS, cells_of, encode, learned
 from bespoke.data.files import read_file
@@ -61,11 +62,14 @@ def open_table(
     time: str | None = None,
     task: TableTask | None = None,
     schema: Schema | None = None,
+    text: str | None = None,
+    how: dict[str, Any] | None = None,
 ) -> Population:
     """A table as a population of cells, of which nothing is learned but what kind of values a column holds.
 
     `about["columns"]` has the name, the kind and the texts of each column of `cells`; `about["levels"]` the target's
-    classes; `about["schema"]` what the user declared.
+    classes; `about["schema"]` what the user declared. `text` names a column of texts, kept as the surface ids of its
+    words (`pieces`); `how` says how they are read: tokenizer, lower, length, vocabulary (see data/tfidf.py).
     """
     path = Path(path)
     if task not in (None, "regression", "classification"):
@@ -75,11 +79,15 @@ def open_table(
     names = table.column_names
     clients = [client] if client in names else [part.strip() for part in client.split(",")]
     declared = [column.name for column in schema.columns] if schema else []
-    for name in [*clients, target, *([group] if group else []), *([time] if time else []), *(features or declared)]:
+    for name in [*clients, target, *(name for name in (group, time, text) if name), *(features or declared)]:
         if name not in names:
             raise unknown("column", name, names, where=path.name)
     if target in [*clients, *(features or declared), group, time]:
         raise UserError(f"the target {target!r} of {path.name} cannot be client, feature, group or time as well")
+    if text is not None and text in [*clients, target, group, time]:
+        raise UserError(f"the text column {text!r} of {path.name} cannot be client, target, group or time as well")
+    if schema and (strange := [c.name for c in schema.columns if c.kind == "text" and c.name != text]):
+        raise UserError(f"the schema declares {strange[0]!r} of {path.name} as a text; name it: --text {strange[0]}")
     if schema:
         table, task = _fitted(table, target, features, task, schema, path, notes)
 
@@ -93,8 +101,9 @@ def open_table(
             "have one example: nothing to train on and be tested on. Name the column that says whose row it is"
         )
     y, inferred, levels = _target(table[target], target, task, notes)
-    taken = {*clients, target, time} - {group}
-    chosen = list(dict.fromkeys(features or declared)) or [name for name in names if name not in taken]
+    taken = {*clients, target, time, text} - {group}
+    named = [name for name in dict.fromkeys(features or declared) if name != text]
+    chosen = named if features or declared else [name for name in names if name not in taken]
     if group is not None and group in chosen and not features:
         chosen = _with_group(table, group, chosen, code, notes)
     if time is not None and time not in chosen:
@@ -107,6 +116,9 @@ def open_table(
     if held := [found for found in read if found is not None]:
         columns["cells"] = np.column_stack([values for _, values in held])
     _note_clients(y, code, len(ids), notes)
+    more: dict[str, Any] = {}
+    if text is not None:
+        columns["pieces"], more = _pieces(table[text], text, how or {}, path, notes)
     if time is not None:
         columns["time"] = times_of(table[time], time, path, notes)
     about = {
@@ -122,9 +134,10 @@ def open_table(
         "levels": levels,
         "file": path.name,
         "aside": ", ".join(filter(None, taken)),
+        **more,
     }
     if schema:
-        kept = tuple(column for column in schema.columns if column.name in chosen)
+        kept = tuple(column for column in schema.columns if column.name in [*chosen, text])
         about["schema"] = replace(schema, columns=kept).to_json()
     labels = None if group is None else labels_of(table[group])
     return Population.build(columns, ids[code], group=labels, about=about)
@@ -225,6 +238,23 @@ def _with_group(table: pa.Table, group: str, chosen: list[str], code: Ints, note
         return [name for name in chosen if name != group]
     notes.append(f"The group column {group} is also a feature, as a category; name the --features to leave it out.")
     return chosen
+
+
+def _pieces(
+    column: pa.ChunkedArray, name: str, how: dict[str, Any], path: Path, notes: list[str]
+) -> tuple[NDArray[np.int32], dict[str, Any]]:
+    """A column of texts as surface ids, and what `about` says of it."""
+    if not pa.types.is_string(column.type):
+        raise UserError(f"the text column {name!r} of {path.name} holds {column.type}, no texts")
+    usual = {"tokenizer": "words", "lower": True, "length": tfidf.LENGTH, "vocabulary": tfidf.MOST_WORDS}
+    settings = {**usual, **how, "column": name}
+    pieces, surface = tfidf.pieces_of(column.to_pylist(), settings)
+    used = (pieces > 0).sum(1)
+    if empty := int((used == 0).sum()):
+        notes.append(f"{empty:,} of {len(used):,} rows have no {name}: none of its words.")
+    if cut := int((used == settings["length"]).sum()):
+        notes.append(f"{cut:,} of {len(used):,} texts have {settings['length']} words or more: the rest is not read.")
+    return pieces, {"pieces": surface, "text": settings}
 
 
 # The target

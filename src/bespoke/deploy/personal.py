@@ -6,6 +6,7 @@ Most are the parameters of a network; some hold more (kNN-Per: a memory), so the
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bespoke.config import ExperimentConfig, check_stage, read_config
+from bespoke.data import tfidf
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.standardize import client_scaling
 from bespoke.data.words import Vocabulary
@@ -146,12 +148,13 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "stage": config.stage[-1],
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
-        "words": about.get("words", []), "text": about.get("text", {}),
+        "words": about.get("words", []), "text": about.get("text", {}), "tfidf": about.get("tfidf"),
         "features": about.get("features", []), "target": about.get("target", ""),
         "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
         "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
         "rows": "a list of texts: the most likely next word after each" if about["task"] == "language" else
-                "an array with one column per feature, in this order and in the units of the data; NaN where missing",
+                "an array with one column per feature, in this order and in the units of the data; NaN where missing"
+                + ("; without those of words if texts are given: predict(rows, texts)" if "tfidf" in about else ""),
     }  # fmt: skip
     write_text(target / "model.json", json.dumps(description, indent=1))
     return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(model)}
@@ -167,19 +170,39 @@ class PersonalModel:
     deviation: Tensor
     about: dict[str, Any]
 
-    def outputs(self, rows: ArrayLike) -> Tensor:
-        """What the network says: standardized target, logits or margins."""
-        x = torch.as_tensor(np.asarray(rows))
+    def outputs(self, rows: ArrayLike | None, texts: Sequence[str | None] | None = None) -> Tensor:
+        """What the network says: standardized target, logits or margins.
+
+        With `texts`, one a row, `rows` has all features but those of words, and is None where there are no others.
+        """
+        x = torch.as_tensor(np.asarray(self._with_words(rows, texts)))
         if len(self.mean):
             x = ((x.double() - self.mean) / self.deviation).float().nan_to_num(nan=0.0)
         with torch.no_grad():
             return self.method.predict(self.params, {"x": x})
 
-    def predict(self, rows: ArrayLike) -> NDArray[Any]:
+    def _with_words(self, rows: ArrayLike | None, texts: Sequence[str | None] | None) -> ArrayLike:
+        """Rows with the features of their texts' words."""
+        about = self.about.get("tfidf")
+        if texts is None and rows is not None:
+            return rows
+        if texts is None or not about:
+            raise UserError("this model was made without texts: predict(rows)" if not about else "rows or texts?")
+        words = tfidf.features_of(texts, about)
+        others = np.empty((len(words), 0)) if rows is None else np.asarray(rows, dtype=float)
+        wanted = len(self.about["features"]) - words.shape[1]
+        if others.shape != (len(words), wanted):
+            raise UserError(
+                f"{len(words)} texts need rows of shape {(len(words), wanted)}: "
+                f"{', '.join(self.about['features'][:wanted]) or 'no other features'}; found {others.shape}"
+            )
+        return np.column_stack([others, words])
+
+    def predict(self, rows: ArrayLike | None, texts: Sequence[str | None] | None = None) -> NDArray[Any]:
         """Predictions in the target's own units, class names, or the most likely next word after each text."""
         if self.about["task"] == "language" and all(isinstance(row, str) for row in np.asarray(rows).ravel()):
             return np.array([self._next(str(text)) for text in np.asarray(rows).ravel()])
-        outputs = self.outputs(rows)
+        outputs = self.outputs(rows, texts)
         if self.about["task"] == "regression":
             return (outputs[..., 0].double() * self.about["target_unit"] + self.about["target_centre"]).numpy()
         place = (outputs[..., 0] > 0).long() if self.about["hinge"] else outputs.argmax(-1)
@@ -194,11 +217,13 @@ class PersonalModel:
         tokens = [known.bos, *(known.ids.get(piece, known.oov) for piece in pieces_of(text, self.about["text"]))]
         return names[int(self.outputs([tokens])[0, -1].argmax())]
 
-    def interval(self, rows: ArrayLike, level: float = 0.9) -> tuple[NDArray[Any], NDArray[Any]]:
+    def interval(
+        self, rows: ArrayLike | None, level: float = 0.9, texts: Sequence[str | None] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Bounds between which the target lies with this probability (regression by a mixed model)."""
         from scipy.stats import norm
 
-        outputs = self.outputs(rows)
+        outputs = self.outputs(rows, texts)
         if self.about["task"] != "regression" or outputs.shape[-1] != 2:
             raise UserError("only a mixed model of a regression knows how far its predictions may be off")
         if not 0 < level < 1:
@@ -207,11 +232,11 @@ class PersonalModel:
         reach = norm.ppf((1 + level) / 2) * deviation
         return mean + self.about["target_centre"] - reach, mean + self.about["target_centre"] + reach
 
-    def probabilities(self, rows: ArrayLike) -> NDArray[Any]:
+    def probabilities(self, rows: ArrayLike | None, texts: Sequence[str | None] | None = None) -> NDArray[Any]:
         """Class probabilities (classification)."""
         if self.about["task"] == "regression" or self.about["hinge"]:
             raise UserError(f"a {self.about['task']} model of this kind has no probabilities")
-        return torch.softmax(self.outputs(rows), -1).numpy()
+        return torch.softmax(self.outputs(rows, texts), -1).numpy()
 
 
 def load_personal(folder: str | Path) -> PersonalModel:

@@ -12,7 +12,7 @@ for many clients at once under torch.func.vmap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from bespoke.tensors import Params, cholesky
 Loss = Literal["squares", "softmax", "hinge"]
 JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
 SMALL = 100  # coefficients up to which the cross-entropy's own Hessian is used
+WIDE = 128  # inputs beyond which problems of fewer rows are solved in the span of the rows
 NEWTON_STEPS, WARM_STEPS, MODE_STEPS, HALVINGS = 15, 7, 10, 6  # warm: from a fit under another pull
 SOFTMAX_STEPS = 300
 INTERIOR_STEPS, CENTRED = 40, 1e-10
@@ -198,6 +199,8 @@ class LinearProblem:
     # -- the fit -------------------------------------------------------------------------------------------------------
     def solve(self, anchor: Tensor, pull: Tensor, start: Tensor | None = None) -> Tensor:
         """The minimum; `anchor` is (outputs, 1 + inputs), `pull` (1 + inputs,) or a scalar."""
+        if self.x.shape[-1] > max(WIDE, 2 * self.x.shape[-2]):
+            return self._in_span(anchor, pull, start)
         decay = self.decay * self.rows
         pulls = (pull + decay).expand(self.x.shape[-1])
         centre = torch.where(pulls > 0, pull * anchor / pulls.clamp(min=1e-300), anchor)
@@ -213,6 +216,20 @@ class LinearProblem:
         if begin.numel() <= SMALL:
             return self._newton(centre, pulls, begin, steps)
         return self._softmax(centre, pulls, begin)
+
+    def _in_span(self, anchor: Tensor, pull: Tensor, start: Tensor | None) -> Tensor:
+        """The same minimum where inputs outnumber rows, as words do: it leaves the anchor along the rows alone.
+
+        In units in which every pull is one, only the part of the coefficients in the span of the rows is solved for.
+        """
+        pulls = (pull + self.decay * self.rows).expand(self.x.shape[-1]).clamp(min=JITTER)
+        centre, unit = pull * anchor / pulls, pulls**-0.5
+        basis, inside = torch.linalg.qr((self.x * unit).mT)
+        held = (centre / unit) @ basis
+        begin = None if start is None else (start / unit) @ basis
+        narrow = replace(self, x=inside.mT, decay=0.0)
+        moved = narrow.solve(held, torch.ones((), dtype=held.dtype), begin) - held
+        return centre + moved @ basis.mT * unit
 
     def _logistic(self, anchor: Tensor, pulls: Tensor, start: Tensor, steps: int) -> Tensor:
         """Two classes: only u = v_1 - v_0 is felt by the loss, and the sum of the two rows stays where it is pulled to.
