@@ -25,7 +25,6 @@ from bespoke.engines.private import PrivateTable
 from bespoke.method import Batching, Method, Reveal, Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient, joined
-from bespoke.privacy.clip import norms
 from bespoke.privacy.transform import Sent, State, Transform
 from bespoke.robust.exchange import Rule
 from bespoke.tensors import Params, Tree, finite_rows, leaves, nbytes, stack, take, tree_map, zeros_like
@@ -310,9 +309,10 @@ class Host:
         # a single client's update is added where it lies; what begins the sums has to be memory of its own
         alone = len(clients) == 1 and result.sums is not None
         sums = {name: tree_map(lambda leaf: leaf[0] if alone else leaf.sum(0), value) for name, value in up.items()}
-        # one look at the sums tells whether any client is not finite; only then look at each
-        good = clients
-        if not all(math.isfinite(float(leaf.sum())) for leaf in leaves([sums, private])):
+        # one look at the sums tells whether any client is not finite, or at the norms; only then look at each
+        good, sizes = clients, _sizes(self.work.method, up)
+        rest = [value for name, value in sums.items() if not sizes or name != next(iter(self.work.method.changes))]
+        if not all(map(math.isfinite, (*sizes, *(float(leaf.sum()) for leaf in leaves([rest, private]))))):
             finite = finite_rows([up, private])
             good = clients[finite.numpy()]
             result.excluded += clients[~finite.numpy()].tolist()
@@ -320,8 +320,8 @@ class Host:
             private = take(private, finite)
             places = None if places is None else places[finite]
             sums = {name: tree_map(lambda leaf: leaf.sum(0), value) for name, value in up.items()}
+            sizes = _sizes(self.work.method, up) if len(good) else []
         self.private.write(good, private)
-        sizes = _sizes(self.work.method, up) if len(good) else []
         if self.work.holds:
             result.merge(Partial(each=up, clients=good.tolist(), norms=sizes))
             return
@@ -457,7 +457,8 @@ def _sizes(method: Method, up: Tree) -> list[float]:
         return []
     weight = up[method.changes[name]] if method.changes[name] else torch.ones(())
     weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # of clusters: its own
-    return (norms(up[name]).double() / weight.double().abs().clamp(min=1e-300)).tolist()
+    parts = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in leaves(up[name])]
+    return (torch.stack(parts).double().norm(dim=0) / weight.double().abs().clamp(min=1e-300)).tolist()
 
 
 def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:

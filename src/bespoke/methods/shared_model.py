@@ -54,8 +54,10 @@ class SharedModel(Method):
     def change(self, trained: Params, start: Params, batches: Batches) -> Tree:
         """What a client sends: its weighted change, and the weight."""
         weight = self.weight(batches)
-        # leaf by leaf, so that a large model's change is held once
-        return {"delta": tree_map(lambda new, old: scale(new - old, weight), trained, start), "weight": weight}
+        # leaf by leaf and in place, so that a large model's change is held once
+        if weight.dim():
+            return {"delta": tree_map(lambda new, old: scale(new - old, weight), trained, start), "weight": weight}
+        return {"delta": tree_map(lambda new, old: (new - old).mul_(weight), trained, start), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())

@@ -68,16 +68,23 @@ class LanguageModel(BaseTask):
         if self.how != "autograd" or not plain or "head.weight" not in params:
             return None
         head = Head(params["head.weight"], params.get("head.bias"))
-        ends = {name: p for name, p in params.items() if name in ("head.weight", "head.bias")}
-        body = {name: p.clone() for name, p in params.items() if name not in ends}
+        body = {name: p.clone() for name, p in params.items() if name not in ("head.weight", "head.bias")}
+        table = body.get(self.network.table)
         for step in range(len(batches)):
             batch, rate = batches[step], lr * float(batches.live(step))
-            moving = {name: p.detach().requires_grad_() for name, p in body.items()}
-            features = self.features(moving | ends, batch).flatten(0, 1)
+            moving = {n: p.detach().requires_grad_() for n, p in body.items() if p is not table}
+            if table is None:
+                features = self.network.features(moving, batch["x"]).flatten(0, 1)
+            else:  # of a table of words only the rows that are there move
+                tokens = self.network.prepare(batch["x"])
+                moving[""] = F.embedding(tokens, table).requires_grad_()
+                features = self.network.after_lookup(moving, moving[""]).flatten(0, 1)
             slope = head.step(features.detach(), batch["y"].long().flatten(), self._tokens(batch).flatten() > 0, rate)
-            gradients = torch.autograd.grad(features, list(moving.values()), slope)
-            for p, gradient in zip(body.values(), gradients):
-                p.sub_(gradient, alpha=rate)
+            for name, gradient in zip(moving, torch.autograd.grad(features, list(moving.values()), slope)):
+                if name:
+                    body[name].sub_(gradient, alpha=rate)
+                elif table is not None:
+                    table.index_add_(0, tokens.flatten(), gradient.flatten(0, 1), alpha=-rate)
         moved = body | head.params()
         return {name: moved[name] for name in params}
 

@@ -20,6 +20,7 @@ class Network:
     is_linear = False
     vectorizes = True  # False: torch.func.vmap cannot run it
     last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
+    table = ""  # the parameter whose rows the inputs name, if they are looked up before all else: see `after_lookup`
 
     def init(self, seed: int) -> Params:
         raise NotImplementedError
@@ -33,6 +34,10 @@ class Network:
         return x.float() / 255.0 if x.dtype == torch.uint8 else x
 
     def features(self, params: Params, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def after_lookup(self, params: Params, rows: Tensor) -> Tensor:
+        """The features of inputs whose rows of the table are these."""
         raise NotImplementedError
 
     def head(self, params: Params, features: Tensor) -> Tensor:
@@ -319,6 +324,7 @@ class LSTM(ModuleNetwork):
     projection: int = 0
 
     vectorizes = False  # vmap has no rule for nn.LSTM without gradients, and a slow one with them
+    table = "features.embedding.weight"
 
     def __post_init__(self) -> None:
         if self.projection:
@@ -331,6 +337,9 @@ class LSTM(ModuleNetwork):
             return Assembled(body, nn.Linear(self.hidden, self.vocabulary))
         narrowed = nn.Linear(self.hidden, self.projection), nn.Linear(self.projection, self.vocabulary)
         return Assembled(body, nn.Sequential(*narrowed))
+
+    def after_lookup(self, params: Params, rows: Tensor) -> Tensor:
+        return self._part("features.lstm", params, rows)[0]
 
     def prepare(self, x: Tensor) -> Tensor:
         return x.long()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 IN_CACHE = 2**18  # numbers of a block of logits
 HELD = 2**22  # logits that are held at once where nothing but the loss is wanted
+SPARE = 16  # numbers at the end of a descending head's rows
 RAREST = 1e-38  # a word less likely than this counts as this likely in the loss; its gradient is exact
 
 
@@ -73,8 +74,16 @@ class Head:
     """A head that descends: weight and bias side by side, a row a word."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        words, self.width = weight.shape
         self.biased = bias is not None
-        self.rows = weight.clone() if bias is None else torch.cat([weight, bias[:, None]], 1)
+        # rows some numbers longer than they need be: products are up to a tenth faster where rows do not all begin at
+        # the same place of a cache's lines
+        rows = weight.new_empty(words, self.width + SPARE)
+        rows[:, : self.width] = weight
+        if bias is not None:
+            rows[:, self.width] = bias
+        self.weight, self.bias = rows[:, : self.width], rows[:, self.width]
+        self.rows = rows[:, : self.width + self.biased]
 
     def step(self, features: Tensor, targets: Tensor, counted: Tensor, rate: float) -> Tensor:
         """One step of SGD on the mean loss of the counted items; returns its gradient at the features, before it."""
@@ -91,11 +100,10 @@ class Head:
         for part, target in zip(slope.split(rows), targets.split(rows)):
             torch.softmax(part, -1, out=part)
             part[numbers[: len(part)], target] -= 1
-        to_features = slope @ self.rows
+        to_features = slope @ self.weight
         self.rows.addmm_(slope.mT, inputs, alpha=-rate / len(targets))  # the slope of the mean: divided here, not there
-        return to_features[:, : features.shape[1]] / len(targets)
+        return to_features / len(targets)
 
     def params(self) -> dict[str, Tensor]:
-        if not self.biased:
-            return {"head.weight": self.rows}
-        return {"head.weight": self.rows[:, :-1].contiguous(), "head.bias": self.rows[:, -1].contiguous()}
+        """Weight and bias as they lie here: a copy would be as large as the head."""
+        return {"head.weight": self.weight, **({"head.bias": self.bias} if self.biased else {})}
