@@ -74,7 +74,8 @@ TARGETS: dict[str, dict[str, float]] = {
     "w2": {**ABOVE_ALL, "centralised": 1.2},
     "w3": {"pfl": 75, "flower": 200},
     "w3b": {"pfl": 75, "flower": 200},
-    "w4": {**ABOVE_ALL, "centralised": 1.2},
+    "w4": {**ABOVE_ALL, "pfl": 1.25, "centralised": 1.2},
+    "w5": {**dict.fromkeys(ABOVE_ALL, 1.25)},
 }
 
 

@@ -11,22 +11,25 @@ from bespoke.engines.choosing import choose
 from bespoke.engines.engine import Engine
 from bespoke.engines.host import ClientWork
 from bespoke.methods import FedAvg
+from bespoke.models.char_lstm import CharLSTM
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, Linear
 from bespoke.models.task import Classification, Regression
 from peers.protocol import Params
-from peers.workloads import Workload
+from peers.workloads import Workload, words
 
 # the benchmark's names of the parameters -> bespoke's
 NAMES = {
     "cnn": {"conv1": "features.0", "conv2": "features.2", "dense1": "features.6", "dense2": "head"},
     "lstm": {"embedding": "features.embedding", "lstm": "features.lstm", "output": "head"},
+    "char-lstm": {"words": "features.words", "lstm": "features.lstm", "output": "head"},
 }
 TASKS = {
     "logistic": lambda: Classification(Linear(784, 10)),
     "cnn": lambda: Classification(CNN(62)),
     "linear": lambda: Regression(Linear(100, 1)),
     "lstm": lambda: LanguageModel(LSTM(10_000, embedding=96, hidden=256, layers=1), padding=-1),
+    "char-lstm": lambda: LanguageModel(CharLSTM(words()), padding=-1),
 }
 
 
@@ -61,12 +64,12 @@ class Peer:
         self.rounds += 1
 
     def params(self) -> Params:
-        back = {inside: outside for outside, inside in self.names.items()}
-        layers = {name: name.rpartition(".")[0] for name in self.initial}
-        return {
-            name.replace(layers[name], back.get(layers[name], layers[name]), 1): value.numpy()
-            for name, value in self.server["params"].items()
-        }
+        return {self._outside(name): value.numpy() for name, value in self.server["params"].items()}
+
+    def _outside(self, name: str) -> str:
+        found = (f"{outside}{name.removeprefix(inside)}" for outside, inside in self.names.items()
+                 if name.startswith(f"{inside}."))  # fmt: skip
+        return next(found, name)
 
     def close(self) -> None:
         self.engine.close()

@@ -96,6 +96,8 @@ class Peer:
     def load(self, workload: Workload) -> None:
         self.workload = workload
         settings = workload.settings
+        if settings.kind not in LOSSES:
+            raise NotImplementedError(f"the model {settings.kind!r} is not written in JAX here")
         fedjax.set_for_each_client_backend("jit")
         self.train_clients = fed_avg.create_train_for_each_client(
             fedjax.grad(LOSSES[settings.kind]), fedjax.optimizers.sgd(settings.learning_rate)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peers.workloads import Kind, Workload
+from peers.workloads import LETTERS, WORDS, Kind, Workload, words
 
 Batch = tuple[Tensor, Tensor]
 
@@ -59,11 +59,48 @@ class WordLstm(nn.Module):
         return functional.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
 
+class CharacterCnn(nn.Module):
+    """The small character CNN of Kim et al. (2016), narrowed to 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spelled = [[ord(letter) - 91 for letter in word] for word in words()]  # 0 to 5 are no letters
+        rows = [[1, *row, 2] for row in ([], *spelled, [3], [4], [5])]
+        longest = max(map(len, rows))
+        table = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        self.register_buffer("spelling", table, persistent=False)
+        self.character = nn.Embedding(6 + LETTERS, 15, padding_idx=0)
+        self.filters = nn.ModuleList(nn.Conv1d(15, 25 * width, width) for width in range(1, 7))
+        self.gate, self.transform, self.narrow = nn.Linear(525, 525), nn.Linear(525, 525), nn.Linear(525, 100)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        letters = self.character(self.spelling[tokens]).transpose(1, 2)
+        pooled = torch.cat([layer(letters).amax(-1) for layer in self.filters], 1).tanh()
+        gate = torch.sigmoid(self.gate(pooled))
+        return self.narrow(gate * functional.relu(self.transform(pooled)) + (1 - gate) * pooled)
+
+
+class CharLstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = CharacterCnn()
+        self.lstm = nn.LSTM(100, 512, num_layers=2, batch_first=True)
+        self.output = nn.Linear(512, WORDS + 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        distinct, places = torch.unique(x, return_inverse=True)
+        return self.output(self.lstm(self.words(distinct)[places])[0])
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(self(x).flatten(0, 1), y.flatten())
+
+
 MODELS: dict[Kind, type[nn.Module]] = {
     "logistic": Logistic,
     "cnn": EmnistCnn,
     "linear": LinearRegression,
     "lstm": WordLstm,
+    "char-lstm": CharLstm,
 }
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-Kind = Literal["logistic", "cnn", "linear", "lstm"]
+Kind = Literal["logistic", "cnn", "linear", "lstm", "char-lstm"]
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,38 @@ def _lstm(rng: np.random.Generator) -> Columns:
     return tokens[:, :-1], tokens[:, 1:], np.full(clients, sentences), params
 
 
+WORDS, LETTERS = 33_000, 26
+
+
+@lru_cache(maxsize=1)
+def words() -> tuple[str, ...]:
+    """Different words of 2 to 12 letters."""
+    rng = np.random.default_rng(33)
+    found: dict[str, None] = {}
+    while len(found) < WORDS:
+        found["".join(chr(97 + letter) for letter in rng.integers(LETTERS, size=rng.integers(2, 13)))] = None
+    return tuple(found)
+
+
+def _char_lstm(rng: np.random.Generator) -> Columns:
+    clients, sentences, length, embedding, hidden, character, filters = 10, 32, 20, 100, 512, 15, 25
+    vocabulary = WORDS + 4  # padding before the words; unknown, begin and end after them
+    frequency = 1 / np.arange(1, WORDS + 1)
+    tokens = 1 + rng.choice(WORDS, size=(clients * sentences, length + 1), p=frequency / frequency.sum())
+    bound, pooled = 1 / np.sqrt(hidden), filters * 21
+    params = {"words.character.weight": rng.normal(scale=0.5, size=(6 + LETTERS, character))}
+    for place in range(6):
+        params |= dict(_dense(rng, f"words.filters.{place}.", filters * (place + 1), character, place + 1))
+    for layer, width in (("gate", pooled), ("transform", pooled), ("narrow", embedding)):
+        params |= dict(_dense(rng, f"words.{layer}.", width, pooled))
+    for layer, inputs in enumerate((embedding, hidden)):
+        shapes = {"weight_ih": (4 * hidden, inputs), "weight_hh": (4 * hidden, hidden), "bias_ih": 4 * hidden}
+        for name, shape in {**shapes, "bias_hh": 4 * hidden}.items():
+            params[f"lstm.{name}_l{layer}"] = rng.uniform(-bound, bound, shape)
+    params |= dict(_dense(rng, "output.", vocabulary, hidden))
+    return tokens[:, :-1], tokens[:, 1:], np.full(clients, sentences), params
+
+
 CATALOGUE: dict[str, tuple[Settings, Callable[[np.random.Generator], Columns]]] = {
     "w1": (
         Settings(
@@ -178,6 +210,18 @@ CATALOGUE: dict[str, tuple[Settings, Callable[[np.random.Generator], Columns]]] 
             about="Vocabulary 10,000, embedding 96, hidden 256; 20 clients of 64 sentences of 20 words, batches of 16.",
         ),
         _lstm,
+    ),
+    "w5": (
+        Settings(
+            title="W5: the language model of Group Personalized FL",
+            kind="char-lstm",
+            clients_per_round=10,
+            batch_size=8,
+            learning_rate=0.5,
+            about="33,000 words, read by a character CNN (vectors of 100), two LSTM layers of 512, full softmax: 20.9 "
+            "million parameters; 10 clients of 32 sentences of 20 words, batches of 8.",
+        ),
+        _char_lstm,
     ),
 }
 

@@ -6,6 +6,7 @@ answers with partial sums. Messages are (name of a Host method, arguments) over 
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from contextlib import suppress
 from dataclasses import replace
@@ -36,7 +37,7 @@ def _portable(value: Any) -> Any:
 
 def _restored(value: Any) -> Any:
     if isinstance(value, Partial):
-        value.sums = None if value.sums is None else tree_map(torch.tensor, value.sums)
+        value.sums = None if value.sums is None else tree_map(torch.as_tensor, value.sums)
         value.each = tree_map(torch.as_tensor, value.each)
         return value
     return _tensors(value)
@@ -49,6 +50,23 @@ def _tensors(value: Any) -> Any:
     return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
+def _send(pipe: Connection, value: Any) -> None:
+    """Send a value; arrays go as they lie in memory, not copied into a pickle first."""
+    arrays: list[memoryview] = []
+    rest = pickle.dumps(value, protocol=5, buffer_callback=lambda array: arrays.append(array.raw()))
+    pipe.send((rest, [array.nbytes for array in arrays]))
+    for array in arrays:
+        pipe.send_bytes(array)
+
+
+def _receive(pipe: Connection) -> Any:
+    rest, sizes = pipe.recv()
+    arrays = [bytearray(size) for size in sizes]  # writable, so that sums can be added to where they are
+    for array in arrays:
+        pipe.recv_bytes_into(array)
+    return pickle.loads(rest, buffers=arrays)
+
+
 def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
     """The worker's loop: run Host methods until the pipe closes."""
     obey_parent()
@@ -56,7 +74,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
     host = Host(Population.open(folder, resident=True), mode)
     while True:
         try:
-            name, arguments = pipe.recv()
+            name, arguments = _receive(pipe)
         except (EOFError, OSError):
             return
         try:
@@ -78,7 +96,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
         except Exception:
             result = False, traceback.format_exc()
         with suppress(OSError):  # nobody listens: the next look at the pipe ends this
-            pipe.send(result)
+            _send(pipe, result)
 
 
 def _rebound(value: Any, population: Population | None) -> Any:
@@ -103,13 +121,13 @@ class Worker:
 
     def start(self, name: str, *arguments: Any) -> None:
         try:
-            self.pipe.send((name, tuple(_portable(_rebound(value, None)) for value in arguments)))
+            _send(self.pipe, (name, tuple(_portable(_rebound(value, None)) for value in arguments)))
         except OSError:
             raise self._died() from None
 
     def finish(self) -> Any:
         try:
-            fine, answer = self.pipe.recv()
+            fine, answer = _receive(self.pipe)
         except (EOFError, OSError):
             raise self._died() from None
         if not fine:
