@@ -261,8 +261,11 @@ def test_a_wrong_knob_of_a_comparison_is_told_before_the_data_are_loaded(
 @pytest.mark.parametrize("name", sorted(path.stem for path in presets.HERE.glob("*.toml")))
 def test_presets_name_real_knobs(name: str) -> None:
     preset = Preset.read(name)
-    assert "Motley" in preset.source
-    assert {"fedavg", "finetune", "local", "ensemble", "hypcluster", "knn-per"} <= set(preset.methods())
+    paper, methods = ("Motley", {"fedavg", "finetune", "local", "ensemble", "hypcluster", "knn-per"})
+    if not name.startswith("motley"):
+        paper, methods = ("Group Personalized", {"fedavg", "finetune", "group-fl", "group-perfl"})
+    assert paper in preset.source
+    assert methods <= set(preset.methods())
     rounds = preset.rounds or 1
     for method in preset.methods():
         if method not in METHODS:
@@ -280,6 +283,18 @@ def test_presets_name_real_knobs(name: str) -> None:
                 assert value in tried[knob], f"{name}: {method}.{knob}"  # type: ignore[operator]
             elif knob in ("lrs", "mix"):
                 assert set(value) <= set(preset.knobs[method][knob])
+
+
+def test_the_preset_of_group_personalized_fl_is_section_5_2() -> None:
+    """Batch 8, one local epoch at rate 1, FedAdam at 0.001, five epochs of personalization at 0.001 to 1."""
+    preset = Preset.read("group-personalized-fl")
+    for method in ("fedavg", "group-fl"):
+        knobs = preset.knobs[method]
+        assert (knobs["batch_size"], knobs["epochs"], knobs["lr"], knobs["server"]["lr"]) == (8, 1, 1.0, 0.001)
+        assert (knobs["server"]["name"], knobs["server"]["convention"]) == ("adam", "torch")
+    for method in ("finetune", "group-perfl"):
+        assert preset.knobs[method] == {"batch_size": 8, "epochs": 5, "lrs": [0.001, 0.01, 0.1, 1.0]}
+    assert preset.experiment == {"cohort": {"size": 100}, "model": {"name": "char-lstm"}}
 
 
 def test_a_preset_gives_what_the_file_does_not(here: Path) -> None:
