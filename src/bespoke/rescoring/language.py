@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
-from bespoke.data.tokenizers import tokenizer_of
+from bespoke.data.tokenizers import plain, tokenizer_of
 from bespoke.data.words import PAD, Vocabulary
 from bespoke.deploy.personal import Models, open_run
 from bespoke.errors import UserError
@@ -80,8 +80,7 @@ class RunLanguage:
         """A text as the run's data are cut; data that do not say how are words in lower case without punctuation."""
         if self.tokenizer is None:
             return words_of(text)
-        lowered = text.lower() if self.rule["lower"] else text
-        return [piece for piece, _ in self.tokenizer.pieces(" ".join(lowered.split()))]
+        return [piece for piece, _ in self.tokenizer.pieces(plain(text, self.rule["lower"]))]
 
     def log_probabilities(self, predict: Any, texts: Sequence[str]) -> Floats:
         """log P of each text: the sum over its tokens. A text is one row, however long."""
