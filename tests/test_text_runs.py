@@ -170,3 +170,18 @@ BAD = [
 @pytest.mark.parametrize(("options", "words"), BAD)
 def test_bad_options(posts: Path, tmp_path: Path, options: str, words: str) -> None:
     refused(command("compare", posts, *options.split(), "--out", tmp_path / "out"), words)
+
+
+def test_defaults_of_a_language_model(posts: Path) -> None:
+    """Small model, few rounds, perplexity; groups are trained where they are named, and what was said is kept."""
+    from bespoke.defaults import settle
+
+    config = checked(experiment(posts, group="club"), "test")
+    made = prepare(config, load_population(config))
+    found = settle({"data": {"group": "club"}}, (), made.plain, made.split)
+    assert found.methods == ("fedavg", "local", "finetune", "group-fl", "group-perfl")
+    assert found.base["metric"] == "perplexity"
+    assert found.base["model"]["name"] == "lstm"
+    assert found.rounds == 30
+    said = settle({"data": {}, "metric": "accuracy", "model": SMALL}, ("fedavg",), made.plain, made.split)
+    assert (said.base["metric"], said.base["model"], said.methods) == ("accuracy", SMALL, ("fedavg",))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, checked, read_toml
 from bespoke.data.arrays import write_text
 from bespoke.data.checks import check
-from bespoke.defaults import PRIVATE_ROUNDS, Settled, settle
+from bespoke.defaults import Settled, settle
 from bespoke.described import cautions, describe, described
 from bespoke.digests import sealed
 from bespoke.engines.engine import Choice as EngineChoice
@@ -121,8 +121,8 @@ class Comparison:
         if self.automatic:
             self.given = self.knobs, self.grid
             self._adopt(settle(self.base, self.methods, prepared.plain, prepared.split))
-            if self.settled.base.get("privacy") and self.rounds == AUTO:
-                self.rounds = PRIVATE_ROUNDS
+            if self.rounds == AUTO:
+                self.rounds = self.settled.rounds or AUTO
             self._check()
         expected = len(self.methods) * len(self.seeds) + sum(
             len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
@@ -137,7 +137,7 @@ class Comparison:
             for note in self.notes:
                 self.progress.note(note)
             chosen, tuning = self._tuned(jobs)
-            if self.automatic and self.tune:
+            if self.automatic and self.tune and self.settled.widens:
                 self._widen(chosen, jobs)
             runs = [
                 Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))

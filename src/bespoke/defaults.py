@@ -1,8 +1,8 @@
 """What a comparison does where nobody says: metric, model, methods and how they are fitted, settled by the data.
 
 Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
-FedAvg with steps that cannot overshoot. Under privacy nothing is solved from sums: clipping is made for updates, and so
-are robust rules.
+FedAvg with steps that cannot overshoot, language models in a number of rounds that takes minutes. Under privacy nothing
+is solved from sums: clipping is made for updates, and so are robust rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0,
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
 WORDS = {"name": "lstm", "embedding": 64, "hidden": 128, "layers": 1}  # small enough for minutes on two cores
-FEDADAM = {"name": "adam", "lr": 0.01, "beta2": 0.999, "eps": 1e-8}  # rare words hardly move by plain means of changes
+WORD_RATES = (1.0, 3.0)  # of its shared model: a mean over tokens has small gradients
+WORD_ROUNDS = 30  # a curve that still falls is said to have not converged
 LOCAL_EPOCHS = 40  # of a network of each client's own, more where the last is the best: they take most of a comparison
 
 
@@ -60,6 +61,8 @@ class Settled:
     model_note: str = ""
     validation: dict[str, float] = field(default_factory=dict)  # of the models that were tried
     switched: bool = False  # another model than the first was taken
+    rounds: int = 0  # 0: they end by themselves
+    widens: bool = True  # a method whose own candidates are chosen at their edge is given more to try
     asked: tuple[str, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
 
@@ -117,7 +120,10 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
             mlp = {"model": {"name": "mlp", "hidden": [HIDDEN]}}
             rates = tuple({"lr": rate} for rate in RATES)
             rivals = {"linear": Rival(linear, "shared", ({},)), "mlp": Rival(mlp, "fedavg", rates)}
-    found = replace(_methods(base, methods, about), rivals=rivals, metric_why=why)
+    rounds = PRIVATE_ROUNDS if base.get("privacy") else WORD_ROUNDS if language else 0
+    found = replace(
+        _methods(base, methods, about), rivals=rivals, metric_why=why, rounds=rounds, widens=not language
+    )  # fmt: skip
     if np.median(population.sizes()) * 0.6 <= len(about.get("features", ())) + 1:
         # clients with no more rows than coefficients fit anything: their own noise cannot be told
         found.grid["mixed"] = {}
@@ -166,9 +172,9 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
         for name, kind in METHODS.items():
             if issubclass(kind, FineTune):
                 knobs[name] = {"lrs": [0.3, 1.0, 3.0], "epochs": 20 if name == "local" else 5, "batch_size": 16}
-            elif issubclass(kind, SharedModel) and not _by_changes(base):
-                knobs[name] = {"batch_size": 16, "server": FEDADAM}
-                grid[name] = {"lr": [0.3, 1.0]}
+            elif issubclass(kind, SharedModel):
+                knobs[name] = {"batch_size": 16, "lr": 1.0}
+        grid |= {"fedavg": {"lr": list(WORD_RATES)}, "group-fl": {}}
     if not linear or about["task"] == "classification":
         grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}
