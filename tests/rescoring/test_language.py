@@ -196,8 +196,8 @@ def test_other_mistakes(run: Path, train: Callable[[int], Path], tmp_path: Path)
 
 
 def test_a_run_without_a_language_model(tmp_path: Path) -> None:
-    stage = {"method": "fedavg", "rounds": 1}
-    library.run({"data": {"source": "hsb82"}, "stage": [stage], "engine": {"workers": 0}}, tmp_path / "run")
+    stages, engine = [{"method": "fedavg", "rounds": 1}], {"workers": 0, "kind": "looped"}
+    library.run({"data": {"source": "exam"}, "stage": stages, "engine": engine}, tmp_path / "run")
     (tmp_path / "nbest.jsonl").write_text(line())
     done = bespoke("rescore", tmp_path / "nbest.jsonl", "--run", tmp_path / "run", "--out", tmp_path / "out")
     refused(done, "no language model", "regression")
