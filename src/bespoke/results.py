@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.arrays import write_text
+from bespoke.excerpts import example_sentences, keeps_texts, typical_words
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import Final, json_number
 from bespoke.selection import Choice, ValidationScores
@@ -34,6 +35,7 @@ class Results:
         """All of it; returns what result.json says. excluded: how often whose update could not be used."""
         self._clients(self._served(server))
         self._rows()
+        self._texts()
         if self.experiment.split.kind == "cross-device" and self.final.held_out is not None:
             self._selection(self.final.held_out)
         population, picked = self.experiment.population, self.final.picked
@@ -89,6 +91,19 @@ class Results:
         sizes = self.experiment.split.test.query.sizes(final.query.clients)
         owner = np.repeat([population.ids[c] for c in final.query.clients], sizes)
         self.folder.write_table("rows.parquet", {"client": owner, "row": final.rows, "value": final.values})
+
+    def _texts(self) -> None:
+        """Words typical of groups, and a few test sentences, for the report on language models."""
+        experiment = self.experiment
+        if not keeps_texts(experiment):
+            return
+        found = {
+            "typical.parquet": typical_words(experiment.population, experiment.split.train),
+            "examples.parquet": example_sentences(experiment, self.final),
+        }
+        for name, table in found.items():
+            if table["group"]:
+                self.folder.write_table(name, table)
 
     def _selection(self, held_out: ValidationScores) -> None:
         """The validation clients under what was chosen: common rules are made on these, never on query rows."""

@@ -100,7 +100,7 @@ def open_texts(
         columns["time"] = times_of(table[time], time, path, notes)[cut.row]
     about: dict[str, Any] = {
         "name": path.name.split(".")[0], "title": f"{path.name}: the next {_unit(tokenizer, 1)} of texts by {client}",
-        "licence": "the user's own", "notes": notes, "target": f"next {_unit(tokenizer, 1)}",
+        "licence": "the user's own", "notes": notes, "target": f"next {_unit(tokenizer, 1)}", "metric": "perplexity",
         "tokenizer": how.tokenizer,
     }  # fmt: skip
     if context is not None:

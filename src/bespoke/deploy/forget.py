@@ -195,7 +195,7 @@ class Forgetting:
             yield path, partial(scrub.scrub_json, path, name, partial(_without_examples, client=name))
         for run in self.configs:
             yield run / "result.json", partial(scrub.scrub_json, run / "result.json", name, partial(_recounted, run))
-        for pattern in ("analysis/*", "report.html", "summary.json"):
+        for pattern in ("analysis/*", "report.html", "summary.json", "typical.parquet"):
             for path in sorted(folder.rglob(pattern)):
                 yield path, partial(scrub.overwrite, path)
 

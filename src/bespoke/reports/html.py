@@ -55,6 +55,7 @@ from bespoke.reports.figures import (
     styles_of,
 )
 from bespoke.reports.groups import group_parts
+from bespoke.reports.language import text_parts
 from bespoke.reports.mixed import mixed_parts
 from bespoke.reports.motley import motley_parts
 
@@ -119,6 +120,7 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         figures=figures,
         motley=motley,
         grouped=grouped,
+        texts=text_parts(study),
         differing=differing,
         references=_references(study, summary),
         judged=any(_beyond(method.against, "hurt") is not None for method in summary.methods),
