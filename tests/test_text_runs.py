@@ -185,3 +185,10 @@ def test_defaults_of_a_language_model(posts: Path) -> None:
     assert found.rounds == 30
     said = settle({"data": {}, "metric": "accuracy", "model": SMALL}, ("fedavg",), made.plain, made.split)
     assert (said.base["metric"], said.base["model"], said.methods) == ("accuracy", SMALL, ("fedavg",))
+
+
+def test_a_client_without_validation_rows(tmp_path: Path) -> None:
+    """A user of two posts trains on one and is tested on the other."""
+    path = tmp_path / "t.csv"
+    path.write_text("user,post\n" + "".join(f"u{n % 2},text {n % 3}\n" for n in range(16)) + "u2,text 1\nu2,text 2\n")
+    assert bespoke.run({**experiment(path), "metric": "perplexity"}, tmp_path / "run")["clients"] == 3

@@ -89,7 +89,7 @@ class LanguageModel(BaseTask):
         return {name: moved[name] for name in params}
 
     def row_numbers(self, x: Tensor) -> int:
-        return x[0].numel() * getattr(self.network, "vocabulary", 1)
+        return x.shape[1:].numel() * getattr(self.network, "vocabulary", 1)
 
     def judge(self, outputs: Any, rows: Params) -> Params:
         """Each token's loss, and whether the likeliest is right; what is judged already is left as it is."""
@@ -103,7 +103,7 @@ class LanguageModel(BaseTask):
         if layer is None:
             return super().judged(params, rows)
         pieces = []
-        for block in cut(rows, ITEMS // rows["x"][0].numel()):
+        for block in cut(rows, ITEMS // rows["x"].shape[1:].numel()):  # a client may have no row in a part
             features = self.network.before_output(params, self.features(params, block).flatten(0, 1))
             targets, counted = block["y"].long().flatten(), self._tokens(block).flatten() > 0
             shape = block["y"].shape
