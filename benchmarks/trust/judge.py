@@ -137,14 +137,15 @@ def understood(summary: dict[str, Any]) -> Answer:
 
     baseline = methods[summary["baseline"]]
     personal = sorted((m for m in methods.values() if m["personal"] and m["against"]), key=rank)
-    winners = [m for m in personal if m["against"]["verdict"] == "better" and summary["baseline_is_shared"]]
+    claims = any(sentence.startswith("Personalization helps") for sentence in summary["answer"])  # as its reader would
+    winners = [m for m in personal if claims and m["against"]["verdict"] == "better"]
     chosen = winners[0] if winners else baseline
     spoken = (winners or personal or [None])[0]
     name = "relative_interval" if summary["lower_is_better"] else "interval"
     interval = spoken["against"][name] if spoken else {"low": None, "high": None}
     low, high = (math.nan if interval[end] is None else float(interval[end]) for end in ("low", "high"))
     return Answer(
-        summary["metric"], value(baseline), bool(winners), chosen["title"], value(chosen),
+        summary["metric"], value(baseline), claims, chosen["title"], value(chosen),
         spoken["title"] if spoken else "", (low, high), (summary["answer"] or [""])[0], tuple(summary["seeds"]),
     )  # fmt: skip
 

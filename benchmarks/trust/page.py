@@ -32,8 +32,8 @@ QUESTIONS = """- *Sign*: where bespoke says that personalization helps, the inte
 - *False alarms*: bespoke says that personalization helps although the client column was shuffled.
 
 The oracle's gain is that of its best personalized linear fit against its pooled fit, with a 95 % bootstrap interval
-over clients, widened for the choice among its fits (Bonferroni). bespoke recommends the best personal method that it
-calls better than the shared model, else the shared model. All numbers are means over clients, then over the seeds
+over clients, widened for the choice among its fits (Bonferroni). bespoke recommends the best personal method where it
+says "Personalization helps", else the shared model. All numbers are means over clients, then over the seeds
 (three by default)."""
 
 

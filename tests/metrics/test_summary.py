@@ -259,6 +259,9 @@ def test_no_method_beats_a_constant(tmp_path: Path, compare) -> None:
     assert scores.answer[0].startswith("No method beats a constant prediction: the best, Finetune")
     good = compare(tmp_path / "c", {"finetune": 0.1}, references={"constant": [[2.9] * CLIENTS] * 2})
     assert "constant" not in " ".join(good.answer)
+    one_client = [[0.9] * (CLIENTS - 1) + [90.0]] * 2  # the constant is worse on average, by one client alone
+    chance = compare(tmp_path / "d", {"finetune": 0.1}, references={"constant": one_client})
+    assert chance.answer[0].startswith("No method beats a constant prediction beyond chance: the best, Fedavg")
 
 
 def test_only_the_baseline_is_no_better_than_a_constant(tmp_path: Path, compare) -> None:

@@ -107,9 +107,10 @@ def _no_better_than_constant(summary: Summary) -> list[str]:
     sound = [method for method in summary.methods if math.isfinite(method.mean.value)]
     if constant is None or any(_beats(summary, method, constant, summary.above_constant) for method in sound):
         return []
+    beyond = " beyond chance" if _gain(summary, best.mean.value - constant.mean.value) > 0 else ""
     return [
-        f"No method beats a constant prediction: the best, {best.title}, has a mean {metric_name(summary.metric)} of "
-        f"{number(best.mean.value)}, the constant {number(constant.mean.value)}."
+        f"No method beats a constant prediction{beyond}: the best, {best.title}, has a mean "
+        f"{metric_name(summary.metric)} of {number(best.mean.value)}, the constant {number(constant.mean.value)}."
     ]
 
 
