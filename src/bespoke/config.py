@@ -44,7 +44,7 @@ class DataConfig(_Strict):
     )
     context: str | None = Field(default=None, description="the table's column of what was around a text")
     tokenizer: str | None = Field(
-        default=None, description="words (default), characters, or the folder of a Hugging Face tokenizer"
+        default=None, description="words (default), characters, a Hugging Face tokenizer's folder, or model's"
     )
     lower: bool | None = Field(default=None, description="texts are lower-cased; default: words and characters are")
     length: int | None = Field(
@@ -89,6 +89,12 @@ class SplitConfig(_Strict):
 class ModelConfig(_Strict):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     name: str = "auto"
+
+    @property
+    def pretrained(self) -> str:
+        """The pretrained model that stays as it is; empty if the model is trained."""
+        named = (self.model_extra or {}).get("pretrained")
+        return named if self.name == "frozen" and isinstance(named, str) else ""
 
 
 class CohortConfig(_Strict):

@@ -52,6 +52,7 @@ class Wanted:
     kind: Kind = "known"  # how clients come to rounds: what neighbours differ in
     key: str = ""  # names this split of these data
     store: Path | None = None  # where a release is kept
+    pretrained: str = ""  # the model whose own tokens are wanted
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Encoded:
 
 def encoded(raw: Population, train: Train, wanted: Wanted) -> Encoded:
     """Encode the rows of a source or a table by its training rows, by its schema, or by what is released of it."""
+    if wanted.pretrained and "pieces" in raw.columns:
+        return Encoded(texts.encode_pretrained(raw, wanted.pretrained), {})
     privacy, declared = wanted.privacy, _declared(raw)
     release = Release.read(wanted.store) if wanted.store and wanted.store.exists() else None
     if release is None and privacy is not None and privacy.share:

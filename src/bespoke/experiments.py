@@ -48,7 +48,7 @@ def load_population(config: ExperimentConfig) -> Population:
         from bespoke.data.table import open_table
 
         if data.target is None:
-            return _texts(data)
+            return _texts(data, config.model.pretrained)
         assert data.client
         return open_table(
             Path(data.table), data.client, data.target,
@@ -62,15 +62,16 @@ def load_population(config: ExperimentConfig) -> Population:
     return load_source(data.source, **data.options)
 
 
-def _texts(data: DataConfig) -> Population:
-    """Texts of which the next word is to be predicted."""
+def _texts(data: DataConfig, pretrained: str) -> Population:
+    """Texts of which the next word is to be predicted; a pretrained model reads its own tokens, and no end."""
     from bespoke.data.documents import Segmenting, open_texts
     from bespoke.data.schema import read_words
 
-    given = {name: getattr(data, name) for name in TEXT if name != "context"}
+    given: dict[str, Any] = {"tokenizer": "model", "pretrained": pretrained, "end": False} if pretrained else {}
+    given |= {name: getattr(data, name) for name in TEXT if name != "context" and getattr(data, name) is not None}
     return open_texts(
         str(data.table), data.client, data.text, group=data.group, context=data.context, time=data.time,
-        how=Segmenting(**{name: value for name, value in given.items() if value is not None}),
+        how=Segmenting(**given),
         words=read_words(Path(data.schema_file)) if data.schema_file else None,
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def _key(config: ExperimentConfig, privacy: PrivacyConfig | None) -> str:
     """Names all that rows, split, encoded and standardized, depend on beside the data."""
     seed = config.seed if config.split.seed is None else config.split.seed
     released = [privacy.model_dump(), config.cohort.model_dump()] if privacy and privacy.share else bool(privacy)
-    return json.dumps([config.split.model_dump(), seed, config.data.standardize, released])
+    return json.dumps([config.split.model_dump(), seed, config.data.standardize, released, config.model.pretrained])
 
 
 def prepare(
@@ -142,7 +143,8 @@ def prepare(
     train = last.split.train
     kind = _kind(config, privacy, len(train.clients)) if privacy else "known"
     raw = grouped(last.population, last.split)
-    found = encoded(raw, train, Wanted(how, advice["target"], privacy, kind, _key(config, privacy), store))
+    key, model = _key(config, privacy), config.model.pretrained
+    found = encoded(raw, train, Wanted(how, advice["target"], privacy, kind, key, store, model))
     population = standardize(found.population, train, how, advice["target"], found.given)
     return Prepared(population, _moved(last.split, population), found.population, (how, found.given), tuple(earlier))
 

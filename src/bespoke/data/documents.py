@@ -30,6 +30,7 @@ class Segmenting:
     """How texts become rows; what is None is as the tokenizer has it."""
 
     tokenizer: str = "words"
+    pretrained: str = ""  # the model whose tokenizer is meant by "model"
     lower: bool | None = None
     length: int | None = None
     vocabulary: int | None = None
@@ -39,7 +40,8 @@ class Segmenting:
     def settled(self, found: Tokenizer) -> dict[str, Any]:
         """Every setting with its value."""
         usual = {"lower": found.lower, "length": found.length, "vocabulary": found.vocabulary}
-        return {"tokenizer": self.tokenizer, "end": self.end, "least": found.least} | {
+        of_model = {"pretrained": self.pretrained} if self.tokenizer == "model" else {}
+        return {"tokenizer": self.tokenizer, "end": self.end, "least": found.least} | of_model | {
             name: value if getattr(self, name) is None else getattr(self, name) for name, value in usual.items()
         }
 
@@ -87,7 +89,7 @@ def open_texts(
             f"the column {client!r} of {path.name} is different in each of the {len(code)} rows, so every client would "
             "have one text: nothing to train on and be tested on. Name the column that says whose text it is"
         )
-    tokenizer = tokenizer_of(how.tokenizer)
+    tokenizer = tokenizer_of(how.tokenizer, how.pretrained)
     settings = how.settled(tokenizer)
     cut = _Cut.of(table[text].to_pylist(), tokenizer, settings, how.shortest)
     if not cut.sentences:

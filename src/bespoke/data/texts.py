@@ -22,10 +22,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from bespoke import pretrained
 from bespoke.data.population import Population
 from bespoke.data.words import PAD, Vocabulary, ranked, shifted
+from bespoke.errors import UserError
 
 Ints = NDArray[np.int64]
+NOTHING = -1  # the target where a text of a pretrained model's tokens is over
 RAW = ("pieces", "whole")  # columns that encoding replaces
 DROPPED = ("pieces", "declared", "public")  # of `about`: all surface words, and vocabularies known without the data
 CODE_POINTS = 0x110000  # characters that a word could be spelled with: one that training rows lack is any of them
@@ -122,6 +125,36 @@ def encode(raw: Population, words: Sequence[str], rows: Ints, notes: Sequence[st
     columns |= {name: column for name, column in raw.columns.items() if name not in RAW}
     about = {name: value for name, value in raw.about.items() if name not in DROPPED}
     about = {**known.described(tokens.shape[1] - 1), **about, "notes": [*about["notes"], *notes]}
+    return replace(raw, columns=columns, about=about, reader=None)
+
+
+def encode_pretrained(raw: Population, name: str) -> Population:
+    """Rows of a pretrained model's own tokens, cut by its own tokenizer: nothing is learned, and no token is unknown.
+
+    Targets are -1 where the text is over, for a model may have any token at 0.
+    """
+    found, known = pretrained.facts(name), pretrained.tokenizer(name)
+    text, pieces = raw.about["text"], raw.columns["pieces"].numpy()
+    if name not in (text.get("pretrained"), text.get("tokenizer")):
+        raise UserError(
+            f"the texts of {raw.about.get('name')} are cut into {text.get('tokenizer', 'words')}, and the model "
+            f"{name!r} reads tokens of its own; set tokenizer = 'model' in [data], or leave it out"
+        )
+    token = np.array([found.begin, *(known.token_to_id(piece) for piece in raw.about["pieces"])], dtype=np.int32)
+    width = pieces.shape[1] + int(text["end"])
+    targets = np.full((len(pieces), width), NOTHING, dtype=np.int32)
+    targets[:, : pieces.shape[1]] = np.where(pieces > 0, token[pieces], NOTHING)
+    ended = np.flatnonzero(raw.columns["whole"].numpy())
+    targets[ended, (pieces[ended] > 0).sum(1)] = found.end
+    inputs = np.concatenate([np.full((len(pieces), 1), found.begin, np.int32), targets[:, :-1]], 1)
+    columns = {"x": torch.from_numpy(np.where(inputs == NOTHING, found.begin, inputs)), "y": torch.from_numpy(targets)}
+    dropped = (*RAW, "characters")  # the first tokens of a row may be given: bits per character would not be theirs
+    columns |= {name: column for name, column in raw.columns.items() if name not in dropped}
+    about = {key: value for key, value in raw.about.items() if key not in ("pieces", "declared", "public")}
+    about |= {
+        "input": "tokens", "vocabulary": found.vocabulary, "pretrained": name, "target": "next token",
+        "features": [f"token {i}" for i in range(width)], "numeric": [False] * width,
+    }  # fmt: skip
     return replace(raw, columns=columns, about=about, reader=None)
 
 

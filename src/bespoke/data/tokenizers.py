@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bespoke import pretrained
 from bespoke.errors import UserError
 
 # a run of letters and digits, apostrophes inside it included; any other sign is a word by itself
@@ -28,13 +29,15 @@ class Tokenizer:
     public: tuple[str, ...] = ()  # all pieces there are, where they are known without the data
 
 
-def tokenizer_of(name: str) -> Tokenizer:
-    """A tokenizer by name, or by the folder or file of a Hugging Face tokenizer."""
+def tokenizer_of(name: str, model: str = "") -> Tokenizer:
+    """A tokenizer by name, by the folder or file of a Hugging Face tokenizer, or ("model") of a pretrained model."""
     if name == "words":
         return Tokenizer(name, lambda text: [(m[0], m.start()) for m in _WORD.finditer(text)], True, 32, 10_000, 2)
     if name == "characters":
         return Tokenizer(name, lambda text: [(c, i) for i, c in enumerate(text)], True, 128, 1_000, 1)
-    found = _hugging_face(Path(name))
+    if name == "model" and not model:
+        raise UserError("tokenizer = 'model' is that of a pretrained model; set [model] name = 'frozen' and pretrained")
+    found = pretrained.tokenizer(model) if name == "model" else _hugging_face(Path(name))
 
     def pieces(text: str) -> Pieces:
         coded = found.encode(text, add_special_tokens=False)

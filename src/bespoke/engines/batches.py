@@ -21,7 +21,7 @@ from bespoke.randomness import mix, shuffles, text_key
 from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
-COLUMNS = ("x", "y", "kind", "characters", "spelling")  # what clients compute with; not every population has them all
+COLUMNS = ("x", "y", "kind", "context", "characters", "spelling")  # what clients compute with, if it is there
 NOTHING = torch.zeros((1, 1), dtype=torch.int64)
 NO_KEY = torch.zeros((), dtype=torch.int64)
 NO_STEPS = "a number of steps for each client needs a batching in steps: Batching(steps=...)"

@@ -56,13 +56,15 @@ def choose(
     # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
     fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
     best_chunk = chunk or max(min(fit, 2048), 4)
-    vectorizes = getattr(task, "vectorizes", True)
+    vectorizes, batched = getattr(task, "vectorizes", True), getattr(task, "batches_clients", False)
     arithmetic = 0.0 if linear else 6.0 * _work(population, task, size) / SPEED  # seconds a row, there and back
     rows = population.sizes(np.arange(min(len(population), 2000)))
     step = min(batch, rows.mean()) * arithmetic
     if kind == "auto":
         if linear:
             vectorized, reason = True, "linear model"
+        elif batched:
+            vectorized, reason = True, "a model that takes the rows of many clients in one batch"
         elif not vectorizes:
             vectorized, reason = False, "a model that cannot be vectorized"
         elif size > SMALL:
@@ -80,7 +82,7 @@ def choose(
     if workers is None:
         # starting workers costs seconds: worth it where a round takes long
         steps, examples = (cohort * found / len(rows) for found in work_of(rows, work.method.batching()))
-        long = not vectorized and LAUNCH * steps + arithmetic * examples > WORTH_WORKERS
+        long = (batched or not vectorized) and LAUNCH * steps + arithmetic * examples > WORTH_WORKERS
         workers = many if long and many > 1 else 0
     gradient: Gradient = "autograd"
     if vectorized:

@@ -266,7 +266,9 @@ class Host:
             return [positions[i : i + 1] for i in range(len(positions))]
         if layout.batching.size >= WHOLE.size:  # all rows at once: these are padded to the longest
             return self._alike(positions, layout.sizes)
-        if self.mode.gradient == "fused":  # compiled descent never touches padding: no need to sort by steps
+        task = self.work.method.task
+        if self.mode.gradient == "fused" or getattr(task, "batches_clients", False):
+            # compiled descent, and a task with batches of its own, never touch padding: no need to sort by steps
             return np.array_split(positions, -(-len(positions) // self.mode.chunk))
         return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
 

@@ -10,6 +10,8 @@ from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.feature_groups import FeatureGroups
 from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.fedembed import FedEmbed
+from bespoke.methods.fedpc import FedPC
+from bespoke.methods.fedpc_frozen import FedPCFrozen
 from bespoke.methods.fedprox import FedProx
 from bespoke.methods.fedrep import FedRep
 from bespoke.methods.finetune import FineTune
@@ -28,13 +30,14 @@ from bespoke.methods.scaffold import Scaffold
 from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
 from bespoke.methods.self_fl_clustered import ClusteredSelfFL
 from bespoke.methods.shared import Shared
+from bespoke.methods.shared_prefix import SharedPrefix
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         FedAvg, Shared, FedProx, Scaffold, Local, FineTune, Mixed, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto,
         MRMTL, PFedMe, APFL, Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL,
-        FeatureGroups, FedRep, PFedKM, FedEmbed,
+        FeatureGroups, FedRep, PFedKM, FedEmbed, FedPC, FedPCFrozen, SharedPrefix,
     )
 }  # fmt: skip
 
@@ -50,6 +53,8 @@ __all__ = [
     "FeatureGroups",
     "FedAvg",
     "FedEmbed",
+    "FedPC",
+    "FedPCFrozen",
     "FedProx",
     "FedRep",
     "FineTune",
@@ -66,4 +71,5 @@ __all__ = [
     "Scaffold",
     "SelfFL",
     "Shared",
+    "SharedPrefix",
 ]

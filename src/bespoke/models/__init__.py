@@ -7,6 +7,7 @@ from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.models.char_lstm import AdaptiveCharLSTM, CharLSTM
+from bespoke.models.frozen import FrozenLM
 from bespoke.models.language import LanguageModel
 from bespoke.models.metric import MOST_CLASSES
 from bespoke.models.mobilenet import MobileNetV2
@@ -20,6 +21,7 @@ from bespoke.models.networks import (
     Linear,
     Network,
 )
+from bespoke.models.prefix import prefix_task
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
@@ -41,6 +43,7 @@ MODELS = {
     "char-lstm": "words by a character CNN, LSTM layers of 512, softmax over all words (`tied`: their own vectors)",
     "char-lstm-adaptive": "the same with an adaptive softmax, in which rare words share narrow layers",
     "sentiment-lstm": "LSTM layers over frozen word vectors and a dense layer, for classes of sentences",
+    "frozen": "a pretrained causal language model, `pretrained` by folder, GGUF file or hub name: a prefix is learned",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
@@ -60,6 +63,7 @@ NETWORKS: dict[str, type[Network]] = {
         AdaptiveCharLSTM,
         SentimentLSTM,
         Transformer,
+        FrozenLM,
     )
 }
 _KINDS = {
@@ -89,7 +93,7 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), character (char-lstms), tied (char-lstm), width (transformer, spectrogram-cnn), heads
     (transformer), norm_groups (mobilenet, spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init
-    (linear).
+    (linear), pretrained, given (frozen).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
@@ -101,7 +105,7 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
     fits = {
         "regression": ("linear", "mlp", "fedavg-cnn"),
         "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, *_ONLY),
-        "language": ("lstm", "transformer", *_SPELLED),
+        "language": ("lstm", "transformer", *_SPELLED, "frozen"),
     }
     if name not in fits[kind]:
         raise UserError(f"model {name!r} does not fit a {kind} task; models that do: {', '.join(fits[kind])}")
@@ -113,6 +117,8 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
         raise UserError(f"model {name!r} takes numbers, and these are tokens; use 'sentiment-lstm'")
     if name in _SPELLED and len(about.get("words", ())) + 4 != about["vocabulary"]:
         raise UserError(f"model {name!r} reads words by their characters, and these tokens are no words; use 'lstm'")
+    if name == "frozen":
+        return prefix_task(about, safe, options)
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
     inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))

@@ -59,6 +59,25 @@ def head_loss(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tens
     return _HeadLoss.apply(features, head, bias, targets, weights)
 
 
+def head_slopes(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each item's loss and its gradient at the features, of a head that is held; logits are held in blocks."""
+    losses, slopes = torch.empty(len(targets)), torch.empty(len(targets), features.shape[1])
+    held, inside = max(HELD // len(head), 1), max(IN_CACHE // len(head), 1)
+    numbers = torch.arange(inside)
+    for begin in range(0, len(targets), held):
+        some = slice(begin, begin + held)
+        logits = features[some] @ head.mT
+        for part, target, loss in zip(logits.split(inside), targets[some].split(inside), losses[some].split(inside)):
+            if bias is not None:
+                part += bias
+            torch.softmax(part, -1, out=part)
+            at_target = numbers[: len(part)], target
+            loss.copy_(-part[at_target].clamp(min=RAREST).log())
+            part[at_target] -= 1
+        slopes[some] = logits @ head
+    return losses, slopes
+
+
 def head_judged(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """Each item's loss, and 1 where the likeliest word is the target, else 0: (2, items). Logits are held in blocks."""
     rows = max(HELD // len(head), 1)

@@ -1,0 +1,185 @@
+"""FedPC: Silva, Tambwekar, Gombolay, FedPC: Federated Learning for Language Generation with Personal and Context
+Preference Embeddings, 2022.
+
+A frozen language model reads a preference embedding before every text: the element-wise product psi_d * phi_c of the
+user's (psi_d, which never leaves client d) and the context's (phi_c, shared). In a round client d takes K steps of Adam
+on psi_d and on its copy of phi, which FedProx's term pulls to phi, and sends the change of phi (Algorithm 1; theta is
+frozen). The server adds the mean change: of phi_c over the clients that used context c, or over all D of them
+(`average = "all"`, lines 17 and 18 of the algorithm).
+
+A new user begins with psi_0 (`newcomers = "shared"`): one of every `anybody_every` steps is taken with psi_0 in place
+of psi_d, and its change travels with that of phi. The paper begins with the noisy average of all psi_d (`newcomers =
+"average"`), for which their sum has to leave the clients.
+
+A task whose parameters are no prefix has one context: psi_d and phi then have the form of all of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.methods.local_adam import LocalAdam, adam_start, adam_step, pulled
+from bespoke.tensors import Params, Tree, count, scale, subtract, tree_map, zeros_like
+
+
+@dataclass(frozen=True)
+class FedPC(LocalAdam):
+    """A user's private embedding times a context's shared one, before the texts of a frozen language model."""
+
+    average: Literal["used", "all"] = knob("used", "a context's mean change: over the clients that used it, or all")
+    newcomers: Literal["shared", "average"] = knob(
+        "shared", "a new user begins with a shared embedding learned with the rest, or the noisy average of all users'"
+    )
+    anybody_every: int = knob(5, "shared: of so many local steps the first is taken as anybody, not as the user", ge=2)
+    noise: float = knob(0.01, "average: standard deviation of the noise that a user's embedding begins with", ge=0)
+    tune_steps: int = knob(15, "local steps on its own texts by which a client tunes user and context at the end", ge=1)
+
+    name = "fedpc"
+    paper = "Silva et al., FedPC, 2022"
+    private = {"user": "the user's embedding psi", "moments": "Adam's moments of it"}
+    personal = "the product of its own embedding and the contexts', both tuned on its own texts"
+    tunes = {"lr": (0.0003, 0.001, 0.003), "server.lr": (0.003, 0.01, 0.03)}
+    keep_shared = False
+    hands_on = -1  # an embedding for each context, which no other method knows of
+
+    @property
+    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+        users = {"users": Reveal.SUM} if self.newcomers == "average" else {}
+        return {"delta": Reveal.SUM, "uses": Reveal.SUM, **users, "weight": Reveal.COUNT}
+
+    @property
+    def downlink(self) -> dict[str, str]:  # type: ignore[override]
+        which = "psi_0" if self.newcomers == "shared" else "the average of the users'"
+        return {"params": f"the contexts' embeddings phi, and that of a new user: {which}"}
+
+    @property
+    def unseen(self) -> str:  # type: ignore[override]
+        which = "the shared psi_0" if self.newcomers == "shared" else "the noisy average of all users'"
+        return f"a client that never trained begins with {which}, and tunes it on its own texts"
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+    def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
+        begun, many = self.begun(params), getattr(self.task, "contexts", 1)
+        contexts = {n: p.expand(many, *p.shape[1:]).clone() if many > 1 else p for n, p in begun.items()}
+        held = {"contexts": contexts, "anybody": tree_map(torch.ones_like, begun)}
+        return {"params": held, "optimizer": {part: self.server.init(held[part]) for part in held}}
+
+    def params(self, server: Tree) -> Params:
+        return product(server["params"]["anybody"], server["params"]["contexts"])
+
+    def server_round(self, server: Tree, cohort: Cohort) -> Tree:
+        sums, held, optimizer = cohort.sums, server["params"], server["optimizer"]
+        uses, weight = sums["uses"], sums["weight"]
+        share = uses.clamp(min=1.0) if self.average == "used" else weight.reshape(1)
+        mean = tree_map(lambda leaf: leaf / _rows(share, leaf), sums["delta"]["contexts"])
+        contexts, state = self.server.step(optimizer["contexts"], held["contexts"], mean)
+        used = uses > 0.5  # noise makes them fractions; a context that nobody used stays as it is, with its moments
+        contexts, state = (
+            tree_map(lambda new, old: torch.where(_rows(used, new), new, old) if new.dim() else new, after, before)
+            for after, before in ((contexts, held["contexts"]), (state, optimizer["contexts"]))
+        )
+        if self.newcomers == "average":
+            anybody, other = scale(sums["users"], weight.reciprocal()), optimizer["anybody"]
+        else:
+            mean = scale(sums["delta"]["anybody"], weight.reciprocal())
+            anybody, other = self.server.step(optimizer["anybody"], held["anybody"], mean)
+        params = {"contexts": contexts, "anybody": anybody}
+        return {"params": params, "optimizer": {"contexts": state, "anybody": other}}
+
+    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+        return {"uses": cohort.sums["uses"].clamp(min=0).round().int().tolist()}  # noise may make them negative
+
+    # -- the client ----------------------------------------------------------------------------------------------------
+    def init_private(self, params: Params) -> Tree:
+        begun = self.begun(params)
+        return {"user": zeros_like(begun), "moments": adam_start(begun)}
+
+    def user(self, down: Tree, private: Tree, batches: Batches) -> Params:
+        """The client's embedding; before its first step it is what a new user has."""
+        start, known = down["params"]["anybody"], private["moments"]["time"] > 0
+        if self.newcomers == "average":
+            drawn = batches.chances(count(start), "user").clamp(min=2.0**-25)
+            noise = (2 * drawn - 1).erfinv().split([leaf.numel() for leaf in start.values()])
+            start = {n: p + self.noise * 2**0.5 * z.reshape(p.shape) for (n, p), z in zip(start.items(), noise)}
+        return tree_map(lambda own, new: torch.where(known, own, new), private["user"], start)
+
+    def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
+        every = self.anybody_every if self.newcomers == "shared" else 0
+        start = {**down["params"], "user": self.user(down, private, batches)}
+        held, moments, uses = self.train(start, private["moments"], batches, every)
+        parts = ("contexts", "anybody") if every else ("contexts",)
+        up = {"delta": {part: subtract(held[part], start[part]) for part in parts}, "uses": uses}
+        users = {} if every else {"users": held["user"]}
+        kept = {"user": held["user"], "moments": moments}
+        return kept, {**up, **users, "weight": torch.ones_like(batches.examples)}
+
+    def train(self, held: Tree, moments: Tree, batches: Batches, every: int = 0) -> tuple[Tree, Tree, Tensor]:
+        """Local steps on user and contexts, the first of `every` as anybody; also which contexts occurred."""
+        start, states = held, {part: adam_start(held[part]) for part in ("contexts", "anybody")} | {"user": moments}
+        uses = torch.zeros(getattr(self.task, "contexts", 1))
+        for step in range(len(batches)):
+            batch, live = batches[step], batches.live(step)
+            who = "anybody" if every and step % every == 0 else "user"
+
+            def loss(p: Params, batch: Params = batch) -> Tensor:
+                return self.task.loss(product(*_parted(p)), batch)
+
+            slopes = _parted(self.slope(loss, _joined(held[who], held["contexts"])))
+            for part, slope in zip((who, "contexts"), slopes):
+                if part != "user":
+                    slope = pulled(slope, held[part], start[part], self.mu)
+                moved, states[part] = adam_step(states[part], held[part], slope, self.lr, live)
+                held = {**held, part: moved}
+            uses = torch.maximum(uses, live * self.occurring(batch))
+        return held, states["user"], uses
+
+    def occurring(self, batch: Params) -> Tensor:
+        """1 for each context that some row has; all rows have the one where contexts are not told apart."""
+        many = getattr(self.task, "contexts", 1)
+        rows = batch["context"].long() if many > 1 else torch.zeros_like(batch["mask"]).long()
+        return (F.one_hot(rows, many) * batch["mask"][:, None]).amax(0)
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def support_batching(self) -> Batching:
+        return Batching(self.batch_size, steps=self.tune_steps)
+
+    def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
+        return {**private, "user": self.user(down, private, support)}
+
+    def candidates(self) -> tuple[str, ...]:
+        return ("anybody", "tuned")
+
+    def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
+        held = down["params"]
+        yield product(held["anybody"], held["contexts"])
+        tuned, _, _ = self.train({**held, "user": private["user"]}, private["moments"], support)
+        yield product(tuned["user"], tuned["contexts"])
+
+
+def product(user: Params, contexts: Params) -> Params:
+    """psi * phi: the model's parameters, a row for each context."""
+    return {name: user[name] * leaf for name, leaf in contexts.items()}
+
+
+def _joined(user: Params, contexts: Params) -> Params:
+    return {f"user.{n}": p for n, p in user.items()} | {f"contexts.{n}": p for n, p in contexts.items()}
+
+
+def _parted(params: Params) -> tuple[Params, Params]:
+    user, contexts = (
+        {name.removeprefix(part): p for name, p in params.items() if name.startswith(part)}
+        for part in ("user.", "contexts.")
+    )
+    return user, contexts
+
+
+def _rows(numbers: Tensor, leaf: Tensor) -> Tensor:
+    """A number for each context, in the shape of a leaf."""
+    return numbers.reshape(-1, *[1] * (leaf.dim() - 1))

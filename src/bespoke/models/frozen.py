@@ -1,0 +1,180 @@
+"""A pretrained causal language model that stays as it is: only embeddings that precede a text are learned.
+
+A row is fed as prefix, begin token, text; the prefix has one or more embeddings and may be another for every row. Rows
+of many clients are computed together, in buckets of rows of about the same length: under vmap the operations below see
+the rows of all clients as one batch, and rows that only pad are left out. Nothing of the frozen weights has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke import pretrained
+from bespoke.errors import UserError
+from bespoke.models.networks import Network
+from bespoke.models.token_loss import head_judged, head_slopes
+from bespoke.tensors import Params
+
+BUCKET = 32  # rows of about the same length that are computed together
+NOTHING = -1  # a target that does not count
+
+
+@dataclass(frozen=True)
+class FrozenLM(Network):
+    """A pretrained model by name; its parameters are the prefix alone, a row for each context or one for all."""
+
+    pretrained: str
+
+    @property
+    def vocabulary(self) -> int:
+        return pretrained.facts(self.pretrained).vocabulary
+
+    @property
+    def width(self) -> int:
+        return pretrained.facts(self.pretrained).width
+
+    def init(self, seed: int) -> Params:
+        """The mean of all words' embeddings: a token that means nothing in particular."""
+        return {"prefix": _words(self.pretrained).mean(0).reshape(1, 1, -1).clone()}
+
+    def fresh(self, seed: int) -> Params:
+        """An embedding drawn like those of words."""
+        words, generator = _words(self.pretrained), torch.Generator().manual_seed(seed)
+        drawn = torch.randn(1, 1, words.shape[1], generator=generator)
+        return {"prefix": words.mean(0) + words.std(0) * drawn}
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return self.logits(self.hidden(params["prefix"][0].expand(len(x), -1, -1), x))
+
+    # -- of rows with a prefix each, of one client or, under vmap, of all together -------------------------------------
+    def row_losses(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        """Each row's loss, summed over its targets; differentiable for the prefix (rows, tokens, width)."""
+        return _RowLosses.apply(self, prefix, x, targets)[0]
+
+    def token_scores(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        """Each token's loss, and 1 where the likeliest word is the target: (rows, length, 2)."""
+        return _Computed.apply(self._judged, prefix, x, targets)
+
+    def hidden(self, prefix: Tensor, x: Tensor) -> Tensor:
+        """The representation before the last layer at each token of x: (rows, length, width)."""
+        return _Computed.apply(self._hidden, prefix, x, torch.zeros_like(x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        head, bias = _layer(self.pretrained)
+        return hidden @ head.mT if bias is None else hidden @ head.mT + bias
+
+    def _slopes(self, prefix: Tensor, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses, slopes = torch.zeros(len(x)), torch.zeros_like(prefix)
+        layer = _layer(self.pretrained)
+        for rows, long in buckets(targets):
+            own, here = prefix[rows].detach().requires_grad_(), targets[rows, :long]
+            counted = here != NOTHING
+            with torch.enable_grad():
+                seen = _body(self.pretrained, own, x[rows, :long])[counted]
+            found, slope = head_slopes(seen.detach(), *layer, here[counted])
+            slopes[rows] = torch.autograd.grad(seen, own, slope)[0]
+            losses[rows] = torch.zeros(counted.shape).masked_scatter_(counted, found).sum(1)
+        return losses, slopes
+
+    @torch.no_grad()
+    def _judged(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        scores = torch.zeros(*targets.shape, 2)
+        for rows, long in buckets(targets):
+            here = targets[rows, :long]
+            counted = here != NOTHING
+            seen = _body(self.pretrained, prefix[rows], x[rows, :long])[counted]
+            some = torch.zeros(*here.shape, 2)
+            some[counted] = head_judged(seen, *_layer(self.pretrained), here[counted]).mT
+            scores[rows, :long] = some
+        return scores
+
+    @torch.no_grad()
+    def _hidden(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        whole = range(0, len(x), BUCKET)
+        return torch.cat([_body(self.pretrained, prefix[i : i + BUCKET], x[i : i + BUCKET]) for i in whole])
+
+
+def buckets(targets: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Rows of about the same length that have something to predict, and the length of the longest of them."""
+    counted = targets != NOTHING
+    lengths = (counted * torch.arange(1, targets.shape[1] + 1)).amax(1)
+    order = lengths.argsort(stable=True)[(lengths == 0).sum() :]
+    for begin in range(0, len(order), BUCKET):
+        rows = order[begin : begin + BUCKET]
+        yield rows, int(lengths[rows[-1]])
+
+
+def _words(name: str) -> Tensor:
+    return pretrained.language_model(name).get_input_embeddings().weight
+
+
+@cache
+def _layer(name: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the last layer, which has to be one affine map."""
+    model = pretrained.language_model(name)
+    layer, words = model.get_output_embeddings(), _words(name)[None, :2]
+    with torch.no_grad():
+        whole, parts = model(inputs_embeds=words).logits, layer(model.base_model(inputs_embeds=words)[0])
+    if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
+        raise UserError(f"pretrained = {name!r}: what it says is no affine map of its features; use another model")
+    return layer.weight, getattr(layer, "bias", None)
+
+
+def _body(name: str, prefix: Tensor, x: Tensor) -> Tensor:
+    """The representation at each token of x; rows are padded behind, where a causal model does not look."""
+    model = pretrained.language_model(name)
+    inputs = torch.cat([prefix, F.embedding(x.long(), _words(name))], 1)
+    return model.base_model(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, prefix.shape[1] :]
+
+
+class _RowLosses(torch.autograd.Function):
+    """Rows' losses with their slopes at the prefixes, which are computed at once: a loss alone is never wanted."""
+
+    @staticmethod
+    def forward(network: FrozenLM, prefix: Tensor, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return network._slopes(prefix, x, targets.long())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None, None]:
+        return None, grads[0][..., None, None] * ctx.saved_tensors[0], None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], network: FrozenLM, *rows: Tensor) -> tuple[Any, Any]:
+        losses, slopes = _RowLosses.apply(network, *_together(info, in_dims[1:], rows))
+        shape = info.batch_size, -1
+        return (losses.unflatten(0, shape), slopes.unflatten(0, shape)), (0, 0)
+
+
+class _Computed(torch.autograd.Function):
+    """What a network computes of rows, of all clients together under vmap. Not differentiable."""
+
+    @staticmethod
+    def forward(compute: Any, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        return compute(prefix, x, targets.long())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], compute: Any, *rows: Tensor) -> tuple[Any, Any]:
+        return _Computed.apply(compute, *_together(info, in_dims[1:], rows)).unflatten(0, (info.batch_size, -1)), 0
+
+
+def _together(info: Any, dims: tuple[int | None, ...], rows: tuple[Tensor, ...]) -> list[Tensor]:
+    """All clients' rows one after the other; what all clients share is repeated."""
+    many = info.batch_size
+    stacked = [r.expand(many, *r.shape) if dim is None else r.movedim(dim, 0) for dim, r in zip(dims, rows)]
+    return [r.flatten(0, 1) for r in stacked]

@@ -1,0 +1,115 @@
+"""The task of a frozen language model: what is learned is the prefix, embeddings that precede every text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke import pretrained
+from bespoke.errors import UserError, unknown
+from bespoke.models.frozen import NOTHING, FrozenLM
+from bespoke.models.language import LanguageModel
+from bespoke.models.task import ROOM, cut
+from bespoke.tensors import Params
+
+
+@dataclass(frozen=True)
+class PrefixLM(LanguageModel):
+    """The next token of texts after a prefix; `prefix` has a row for each context (a batch's `context`), or one.
+
+    All tokens are learned; the first `given` of a text are a prompt and are not scored.
+    """
+
+    network: FrozenLM
+    padding: int = NOTHING
+    contexts: int = 1
+    given: int = 3
+    metrics: tuple[str, ...] = ("perplexity", "loss", "accuracy")
+
+    batches_clients = True  # rows of many clients are computed in one batch, and padding is not touched
+
+    def prefix(self, params: Params, batch: Params) -> Tensor:
+        """The prefix of each row: (rows, tokens, width)."""
+        table = params["prefix"]
+        if len(table) == 1 or "context" not in batch:
+            return table[0].expand(batch["x"].shape[0], *table.shape[1:])
+        return table[batch["context"].long()]
+
+    def scored_rows(self, batch: Params) -> Params:
+        """The same rows without the targets that are given."""
+        given = torch.arange(batch["y"].shape[-1]) < self.given
+        return {**batch, "y": torch.where(given, self.padding, batch["y"])}
+
+    def _targets(self, batch: Params) -> Tensor:
+        return torch.where(self._tokens(batch) > 0, batch["y"].long(), NOTHING)
+
+    def loss(self, params: Params, batch: Params) -> Tensor:
+        rows = self.network.row_losses(self.prefix(params, batch), batch["x"], self._targets(batch))
+        return self._penalized(rows.sum() / self._tokens(batch).sum().clamp(min=1.0), params)
+
+    def features(self, params: Params, batch: Params) -> Tensor:
+        return self.network.hidden(self.prefix(params, batch), batch["x"])
+
+    def predict(self, params: Params, batch: Params) -> Tensor:
+        return self.network.logits(self.features(params, batch))
+
+    def row_numbers(self, x: Tensor) -> int:
+        return 0  # rows are judged in blocks of their own
+
+    def blocks(self, rows: Params) -> list[Params]:
+        return cut(rows, ROOM // (rows["x"][0].numel() * self.network.vocabulary))
+
+    def judge(self, outputs: Any, rows: Params) -> Params:
+        if isinstance(outputs, dict):
+            return outputs
+        return super().judge(outputs, {**rows, "y": rows["y"].long().clamp(min=0)})
+
+    def judged(self, params: Params, rows: Params) -> Params:
+        """Each token's loss and whether it is the likeliest; those that are given are not looked at."""
+        targets = self._targets(self.scored_rows(rows))
+        scores = self.network.token_scores(self.prefix(params, rows), rows["x"], targets)
+        return {"losses": scores[..., 0], "right": scores[..., 1]}
+
+    def score(self, outputs: Any, batch: Params) -> Params:
+        return super().score(outputs, self.scored_rows(batch))
+
+    def row_values(self, outputs: Any, batch: Params, metric: str) -> Tensor:
+        return super().row_values(outputs, self.scored_rows(batch), metric)
+
+
+def prefix_task(about: dict[str, Any], safe: bool, options: dict[str, Any]) -> PrefixLM:
+    """The task of a frozen model by the options of [model]: pretrained, given, l2."""
+    known = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0}
+    for option in options:
+        if option not in known:
+            raise unknown("key", option, known, "[model] of 'frozen'")
+    found = {**known, **options}
+    name, given, l2 = (found[option] for option in known)
+    if not isinstance(name, str) or not name:
+        raise UserError(
+            "[model] of 'frozen' needs pretrained = '...': the folder of a language model, a GGUF file, a name of the "
+            "Hugging Face hub, or one that `bespoke models` lists"
+        )
+    for option, fits, wanted in (
+        ("given", type(given) is int and given >= 0, "a whole number of zero or more"),
+        ("l2", type(l2) in (int, float) and 0 <= l2 < float("inf"), "a number of zero or more"),
+    ):
+        if not fits:
+            raise UserError(f"[model] of 'frozen': {option} = {found[option]!r}: it has to be {wanted}")
+    if about.get("pretrained") != name:
+        raise UserError(
+            f"model 'frozen' reads tokens of {name!r}, and {about.get('name', 'these data')} has other ones; use texts "
+            "of a table (--text), or a source that has its texts as they were written"
+        )
+    longest = pretrained.facts(name).longest
+    if len(about["features"]) >= longest:
+        raise UserError(
+            f"texts of {len(about['features'])} tokens and a prefix are too long for {name!r}, which knows {longest} "
+            "positions; set a smaller length in [data]"
+        )
+    return PrefixLM(
+        FrozenLM(name), l2=float(l2), safe=safe, contexts=len(about.get("contexts", ())) or 1, given=given
+    )  # fmt: skip

