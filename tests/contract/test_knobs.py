@@ -22,22 +22,26 @@ from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
 from bespoke.method import Method, Reveal
 from bespoke.methods import METHODS
+from bespoke.methods.local_adam import LocalAdam
 from bespoke.models.linear_problem import LinearHead
 from bespoke.models.task import BaseTask
 from bespoke.tensors import flatten
+from small_language import prefix_world
 from small_worlds import FRACTIONS, SIZES, World, owners, world
 
 
 @cache
 def place_of(name: str) -> World:
     """A small world whose rows are of two kinds: some knobs are about them."""
-    plain = world(name)
+    plain = prefix_world() if name == "prefix" else world(name)
     columns = {**plain.population.columns, "kind": torch.arange(sum(SIZES)) % 3 % 2}
     population = Population.build(columns, owners(), about=plain.population.about)
     return World(name, replace(plain.task, kinds=2), population, cross_silo(population, FRACTIONS, seed=3))
 
 
 def worlds_of(kind: type[Method]) -> list[World]:
+    if issubclass(kind, LocalAdam):  # some knobs are about prefixes and contexts
+        return [place_of("linear"), place_of("mlp"), place_of("prefix")]
     return [place_of("linear")] if kind.linear_only else [place_of("linear"), place_of("mlp")]
 
 

@@ -45,7 +45,7 @@ class FedPC(LocalAdam):
     paper = "Silva et al., FedPC, 2022"
     private = {"user": "the user's embedding psi", "moments": "Adam's moments of it"}
     personal = "the product of its own embedding and the contexts', both tuned on its own texts"
-    tunes = {"lr": (0.0003, 0.001, 0.003), "server.lr": (0.003, 0.01, 0.03)}
+    tunes = {"lr": (0.0003, 0.001, 0.003)}
     keep_shared = False
     hands_on = -1  # an embedding for each context, which no other method knows of
 

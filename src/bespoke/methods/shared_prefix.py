@@ -25,7 +25,7 @@ class SharedPrefix(LocalAdam):
     downlink = {"params": "the shared prefix"}
     personal = "the shared prefix"
     unseen = "a client that never trained gets the shared prefix"
-    tunes = {"lr": (0.0003, 0.001, 0.003), "server.lr": (0.003, 0.01, 0.03)}
+    tunes = {"lr": (0.0003, 0.001, 0.003)}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         params = self.begun(params)
