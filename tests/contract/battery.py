@@ -45,7 +45,8 @@ def method_of(kind: type[Method], world: World, drop_last: bool = False, **knobs
         "lam": 0.4, "private_lr": 0.05, "private_epochs": 3, "adapt_epochs": 2, "relate_every": 2,
         "k": 3, "mix": (0.0, 0.3, 1.0), "capacity": 0.7, "alpha": 0.3, "steps": 3, "personal_lr": 0.2, "inner_steps": 2,
         "max_steps": 7, "local_steps": 4, "exact_steps": True,
-        "size": 3, "embedding_lr": 0.05, "head_epochs": 2, "iterations": 3, "eps1": 3.0, "anybody_every": 2, "tune_steps": 2,
+        "size": 3, "embedding_lr": 0.05, "head_epochs": 2, "iterations": 3, "eps1": 3.0,
+        "anybody_every": 2, "tune_steps": 2,
     }  # fmt: skip
     if issubclass(kind, FineTune):
         settings |= {"epochs": 3, "every": 2, "lrs": (0.1, 0.02)}

@@ -48,8 +48,8 @@ def workers() -> Iterator[Engine]:
 def test_clients_batched_together_are_as_alone(method: str) -> None:
     place = prefix_world()
     for how, clipped in (("func, chunk 3", False), ("func, chunk 64", method in OURS)):
-            with Engine(place.population, IN_PROCESS[how]) as engine:
-                assert_same(play(engine, place, made(method), CLIP if clipped else ()), alone(method, clipped), atol=1e-5)
+        with Engine(place.population, IN_PROCESS[how]) as engine:
+            assert_same(play(engine, place, made(method), CLIP if clipped else ()), alone(method, clipped), atol=1e-5)
 
 
 def test_workers_load_the_model_by_themselves(workers: Engine) -> None:
