@@ -30,6 +30,8 @@ ENOUGH_ROWS = 1_000  # from which a network is tried beside a linear model
 MUCH_BETTER = 0.02  # as a part of the linear model's error: by so much a network has to be better
 BEYOND = 2.5  # standard errors over clients: and so far beyond chance
 CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0, 10.0, 100.0]}  # pulls to try
+MANY_FEATURES = 128  # beyond which fits of classes are dear: fewer pulls are tried, smaller ones, as words are seldom
+WIDE = {"pulls": [0.001, 0.01, 0.1, 1.0, 10.0, 100.0], "intercepts": [1.0, 100.0]}
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
 WORDS = {"name": "lstm", "embedding": 64, "hidden": 128, "layers": 1}  # small enough for minutes on two cores
@@ -163,7 +165,9 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
         elif has_solver and solvable and issubclass(kind, FineTune) and name != "local":
             grid[name] = {"solver": ["sgd", "exact"]}
         if has_solver and issubclass(kind, FineTune) and solvable and about["task"] == "classification":
-            knobs.setdefault(name, {}).update(CLASSES)  # Newton's method for each, where squares have a closed form
+            many = len(about.get("features", ())) > MANY_FEATURES
+            # Newton's method for each, where squares have a closed form
+            knobs.setdefault(name, {}).update(WIDE if many else CLASSES)
         if issubclass(kind, FineTune) and solvable and silos:
             knobs.setdefault(name, {})["choose"] = "auto"
     if solvable and not linear:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from sklearn.linear_model import Ridge
 
 from bespoke import load_personal
 from bespoke.config import checked
+from bespoke.data.population import Population
 from bespoke.data.schema import Schema
+from bespoke.data.splits import cross_silo
 from bespoke.data.tokenizers import tokenizer_of
+from bespoke.defaults import settle
 from bespoke.deploy.personal import export_personal
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population, prepare, to_toml
@@ -105,6 +109,18 @@ def test_an_exported_model_reads_texts_as_training_did(table: Path, tmp_path: Pa
     assert json.loads((tmp_path / "model" / "model.json").read_text())["tfidf"]["column"] == "text"
     with pytest.raises(UserError, match="hour"):
         model.predict(None, ["good tea"])
+
+
+def test_many_words_have_fewer_pulls_to_try() -> None:
+    about = {"task": "classification", "classes": ["a", "b", "c"], "features": [f"text: {i}" for i in range(300)]}
+    x, y = np.zeros((40, 300), np.float32), np.arange(40) % 3
+    made = Population.build({"x": x, "y": y}, np.repeat(["u", "v"], 20), about={**about, "name": "posts"})
+    wide = settle({}, (), made, cross_silo(made)).knobs["local"]
+    assert len(wide["pulls"]) * len(wide["intercepts"]) == 12
+    few = replace(made, columns={"x": made.columns["x"][:, :3], "y": made.columns["y"]},
+                  about={**made.about, "features": ["a", "b", "c"]})  # fmt: skip
+    assert len(settle({}, (), few, cross_silo(few)).knobs["local"]["pulls"]) == 6
+    assert settle({}, (), few, cross_silo(few)).knobs["local"]["intercepts"] == [0.1, 1.0, 10.0, 100.0]
 
 
 def test_words_may_be_declared(table: Path, tmp_path: Path) -> None:
