@@ -192,6 +192,19 @@ _LISTED = (
         counts="statistics",
     ),
     Source(
+        "tv", "Lines of Friends and Game of Thrones by character: the next word", "files", 19, 55213, "language",
+        "show", "none stated: fan transcripts (Friends through an MIT repository)",
+        "put friends.csv.gz (text, speaker, season: github.com/EmilHvitfeldt/friends as a table) and "
+        "game_of_thrones.csv.gz (Name, Sentence, Season: github.com/dorazhangl/GOT-Script-Analysis) into tv/",
+        "bespoke.data.tv",
+    ),
+    Source(
+        "reddit", "Posts and comments of Reddit by user, in subreddits (ConvoKit): the next word", "files", 326, 30260,
+        "language", "", "none stated; for research (ConvoKit), posts under Reddit's terms",
+        "put utterances.jsonl and conversations.json of ConvoKit's reddit-corpus-small (python -c \"import convokit; "
+        "convokit.download('reddit-corpus-small', data_dir='.')\") into reddit/", "bespoke.data.reddit",
+    ),
+    Source(
         "vehicle", "Passing vehicles told apart by 23 acoustic and seismic sensors", "files", 23, 43695,
         "classification", "", "none stated; published for research (Duarte and Hu)",
         "put vehicle.mat (cells X and Y, a sensor each, as Smith et al. and Motley prepare it from "
