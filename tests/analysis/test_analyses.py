@@ -86,6 +86,23 @@ def test_all_examples_are_the_run_itself_and_fewer_are_worse(opposite: Make) -> 
     assert table.groupby("fraction")["value"].mean()[0.5] == pytest.approx(means[1])
 
 
+def test_so_many_examples(opposite: Make) -> None:
+    """Twelve examples are the tenth of 120 that the fraction 0.1 leaves; all are the run itself."""
+    path = opposite(last={"batch_size": 2, "lrs": [0.05], "epochs": 2})
+    tenth = only(path, fractions=(0.1,))["points"][0]
+    record = only(path, numbers=(1, 12, 500, 0))
+    assert [(point["most"], point["examples"]) for point in record["points"]] == [(1, 1), (12, 12), (500, 120), (0, 120)]
+    means = [point["mean"] for point in record["points"]]
+    assert means[0] > means[1] == tenth["mean"] > means[2] == means[3]
+    assert means[3] == pytest.approx(json.loads((path / "result.json").read_text())["query"], rel=1e-6)
+    table = pd.read_parquet(path / "analysis/examples.parquet")
+    assert table.groupby("most")["value"].mean()[12] == pytest.approx(means[1])
+    assert table["support_examples"].tolist() == [1] * 4 + [12] * 4 + [120] * 8
+    forget_client(path, "c1")  # which makes the analyses again, without the client
+    again = json.loads((path / "analysis/examples.json").read_text())
+    assert (again["clients"], again["asked"]) == (3, {"numbers": [1, 12, 500, 0]})
+
+
 # Hyper-parameters
 
 

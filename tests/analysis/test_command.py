@@ -24,16 +24,17 @@ def test_one_analysis_of_one_run(opposite: Make) -> None:
     assert {entry.name for entry in (path / "analysis").iterdir()} == {
         "candidates.safetensors", "sweep-lrs.json", "sweep-lrs.parquet",
     }  # fmt: skip
-    told = bespoke("analyze", path, "--ood", "--fewer-examples", "1,0.5", "--per-client", "--json")
+    told = bespoke("analyze", path, "--ood", "--fewer-examples", "1,0.5", "--per-client", "--examples", "all, 1", "--json")
     assert told.code == 0, told.err
     assert told.err == ""
     found = json.loads(told.out)
-    assert [record["analysis"] for record in found["analyses"]] == ["ood", "fewer-examples", "per-client"]
+    assert [record["analysis"] for record in found["analyses"]] == ["ood", "fewer-examples", "examples", "per-client"]
+    assert [point["most"] for point in found["analyses"][2]["points"]] == [1, 0]
     assert found["reports"] == []
     report = bespoke("report", path)
     assert report.code == 0, report.err
     page = (path / "report.html").read_text(encoding="utf-8")
-    for title in ("Fit for oneself", "Fewer examples", "want different settings", "Who should choose"):
+    for title in ("Fit for oneself", "Fewer examples", "With at most 1 examples", "want different", "Who should choose"):
         assert title in page
 
 
@@ -62,6 +63,9 @@ def test_mistakes(opposite: Make, tmp_path: Path) -> None:
     refused(bespoke("analyze", tmp_path, "--ood"), "is not a run folder")
     for text in ("0", "2", "half", "1,,2"):
         refused(bespoke("analyze", shared, "--fewer-examples", text), text, "1,0.5,0.25")
+    for text in ("0", "-1", "1.5", "some", "1,,2"):
+        refused(bespoke("analyze", shared, "--examples", text), text, "1,5,15,all")
+    refused(bespoke("analyze", shared, "--examples", "all"), "fedavg", "gives every client the shared model")
     refused(bespoke("analyze", shared, "--sweep", "=1"), "METHOD.KNOB")
     (shared / "result.json").unlink()
     refused(bespoke("analyze", shared, "--ood"), "unfinished")

@@ -14,7 +14,7 @@ from typing import Any
 
 from bespoke.analysis.choosers import check_choosers, choosers
 from bespoke.analysis.embeddings import check_embeddings, embeddings
-from bespoke.analysis.fewer import check_fewer, fewer_examples
+from bespoke.analysis.fewer import check_examples, check_fewer, fewer_examples, number_of_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.ood import check_ood, out_of_distribution
 from bespoke.analysis.sweep import check_sweep, parse_sweep, sweep
@@ -44,10 +44,13 @@ class Wanted:
     sweeps: tuple[str, ...] = ()
     per_client: bool = False
     embeddings: bool = False
+    numbers: tuple[int, ...] = ()  # of examples to personalize with, 0 for all: made only if named
 
     @property
     def everything(self) -> bool:
-        return not (self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings)
+        return not (
+            self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings or self.numbers
+        )  # fmt: skip
 
 
 def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
@@ -61,6 +64,7 @@ def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
         sweeps=tuple(f"{a['knob']}={','.join(map(str, a['values']))}".removesuffix("=") for a in sweeps),
         per_client="per-client" in asked,
         embeddings="embeddings" in asked,
+        numbers=tuple(asked.get("examples", {}).get("numbers", ())),
     )
 
 
@@ -147,6 +151,11 @@ class Analyses:
             asked: dict[str, Any] = {"fractions": list(parts)}
             jobs.append(
                 _Job("fewer-examples", asked, partial(check_fewer, run), lambda c: fewer_examples(run, c, parts))
+            )
+        if numbers := wanted.numbers:
+            asked = {"numbers": list(numbers)}
+            jobs.append(
+                _Job("examples", asked, partial(check_examples, run), lambda c: number_of_examples(run, c, numbers))
             )
         for text in wanted.sweeps or (_own_sweeps(run) if every else ()):
             _, knob, values = parse_sweep(text)

@@ -1,7 +1,7 @@
-"""What if clients had fewer examples to personalize with? Motley's Figure 7(c).
+"""What if clients had fewer examples to personalize with? Motley's Figure 7(c), and FedPC's Tables 1 and 2.
 
-Each client's support rows are cut to fractions, the smaller ones inside the larger. What was tuned for all clients
-together stays as it was; what a client chooses for itself it chooses anew, with the models it then has.
+Each client's support rows are cut to fractions or numbers, the smaller ones inside the larger. What was tuned for all
+clients together stays as it was; what a client chooses for itself it chooses anew, with the models it then has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import measured
 from bespoke.data.samples import Fewer
 from bespoke.errors import UserError
+from bespoke.method import Method
 from bespoke.selection import Choice
 
 
@@ -28,6 +29,15 @@ def parse_fractions(text: str) -> tuple[float, ...]:
     return tuple(sorted(fractions, reverse=True))
 
 
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """'1,5,15,all' as numbers, the smallest first; all is 0, and last."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part == "all" or (part.isascii() and part.isdigit() and 0 < int(part) < 2**31) for part in parts):
+        raise UserError(f"--examples {text!r}: numbers of examples between commas, one or more each, as in 1,5,15,all")
+    numbers = sorted({int(part) for part in parts if part != "all"})
+    return (*numbers, *([0] if "all" in parts else []))
+
+
 def check_fewer(run: Finished) -> None:
     by_support = not run.method.trains or run.method.choose == "support"
     newcomers = run.stateful and run.experiment.split.kind == "cross-device"
@@ -38,26 +48,49 @@ def check_fewer(run: Finished) -> None:
         )
 
 
+def check_examples(run: Finished) -> None:
+    if type(run.method).personalize is Method.personalize:
+        raise DoesNotApply(
+            f"--examples: {run.path} ({run.method.name}) gives every client the shared model, whatever its examples"
+        )
+
+
 def fewer_examples(
     run: Finished, found: Candidates, fractions: tuple[float, ...]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(numbers, table of clients) with each fraction of the examples to adapt on."""
+    cuts = {fraction: (fraction, 0, f"{100 * fraction:g} % of the examples") for fraction in fractions}
+    return _with_fewer(run, found, "fraction", cuts)
+
+
+def number_of_examples(
+    run: Finished, found: Candidates, numbers: tuple[int, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) with at most so many examples to adapt on; 0: all."""
+    cuts = {most: (1.0, most, f"{most or 'all'} examples") for most in numbers}
+    return _with_fewer(run, found, "most", cuts)
+
+
+def _with_fewer(
+    run: Finished, found: Candidates, name: str, cuts: dict[Any, tuple[float, int, str]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scores the personal models of each cut (fraction, most, in words); `name` is what its key is called."""
     method, experiment = run.method, run.experiment
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
     shared, chosen = run.shared(found), run.chosen()
     points, columns = [], []
-    for fraction in fractions:
-        cut = Fewer.sample(support, fraction, experiment.seed)
-        scored = run.examined(method, cut, f"{100 * fraction:g} % of the examples")
+    for key, (fraction, most, what) in cuts.items():
+        cut = Fewer.sample(support, fraction, experiment.seed, most)
+        scored = run.examined(method, cut, what)
         picked = chosen
         if method.choose in ("client", "support"):
             anew = run.choice(scored, method.choose, run.allowed(method))
             picked = run.accepted(Choice(chosen.default, anew.own), scored, cut)
         values = scored.query.at(picked, metric)
         sizes = cut.sizes(run.clients)
-        points.append({"fraction": fraction, "examples": float(sizes.mean()), **measured(values, shared, lower)})
-        columns.append((np.full(len(values), fraction), sizes, values, shared))
+        points.append({name: key, "examples": float(sizes.mean()), **measured(values, shared, lower)})
+        columns.append((np.full(len(values), key), sizes, values, shared))
     ids = [experiment.population.ids[c] for c in run.clients]
     stacked = [np.concatenate(column) for column in zip(*columns)]
-    table = {"client": ids * len(fractions), **dict(zip(("fraction", "support_examples", "value", "shared"), stacked))}
+    table = {"client": ids * len(cuts), **dict(zip((name, "support_examples", "value", "shared"), stacked))}
     return {"points": points}, table

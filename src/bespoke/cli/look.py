@@ -52,6 +52,10 @@ def analyze(
         str | None,
         typer.Option("--fewer-examples", metavar="FRACTIONS", help="Fewer examples to personalize with: 1,0.5,0.25."),
     ] = None,
+    examples: Annotated[
+        str | None,
+        typer.Option("--examples", metavar="NUMBERS", help="So many examples to personalize with: 1,5,15,all."),
+    ] = None,
     sweeps: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,14 +79,15 @@ def analyze(
     The numbers lie in the folder `analysis` of each run, as JSON and Parquet. What is there is not made again.
     """
     from bespoke.analysis.analyze import Analyses, Wanted
-    from bespoke.analysis.fewer import parse_fractions
+    from bespoke.analysis.fewer import parse_fractions, parse_numbers
     from bespoke.progress import Bars
 
     for path in runs:
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
     fractions = parse_fractions(fewer) if fewer is not None else ()
-    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings)
+    numbers = parse_numbers(examples) if examples is not None else ()
+    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings, numbers)
     with goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
         records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
     pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]

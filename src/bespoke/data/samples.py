@@ -18,14 +18,15 @@ from bespoke.randomness import generator, mix, shuffles
 
 @dataclass(frozen=True)
 class Fewer(Support):
-    """A part of each client's support rows, at least one; those of a smaller fraction are among those of a larger."""
+    """A part of each client's support rows, at least one and at most `most`; smaller parts are within larger ones."""
 
     fraction: float
     seed: int
+    most: int  # 0: any number
 
     @classmethod
-    def sample(cls, support: Support, fraction: float, seed: int) -> Fewer:
-        return cls(support.population, support.clients, support.part, fraction, seed)
+    def sample(cls, support: Support, fraction: float, seed: int, most: int = 0) -> Fewer:
+        return cls(support.population, support.clients, support.part, fraction, seed, most)
 
     def of(self, clients: Ints) -> tuple[Ints, Ints]:
         rows, sizes = super().of(clients)
@@ -40,7 +41,8 @@ class Fewer(Support):
         return self._kept(super().sizes(clients))
 
     def _kept(self, sizes: Ints) -> Ints:
-        return np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
+        kept = np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
+        return np.minimum(kept, self.most) if self.most else kept
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from bespoke.metrics.text import count, listing, metric_name, number, p_text, pe
 
 FORMAT = 1
 LARGEST = "largest cluster"  # the first candidate of methods with clusters: no model that is shared by all
-ORDER = ("ood", "fewer-examples", "sweep", "per-client", "embeddings")  # as they are told
+ORDER = ("ood", "fewer-examples", "examples", "sweep", "per-client", "embeddings")  # as they are told
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,10 @@ def combined(values: list[Any]) -> Any:
 
 def told(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
-    how = {"ood": _ood, "fewer-examples": _fewer, "sweep": _sweep, "per-client": _choosers, "embeddings": _embeddings}
+    how = {
+        "ood": _ood, "fewer-examples": _fewer, "examples": _examples, "sweep": _sweep, "per-client": _choosers,
+        "embeddings": _embeddings,
+    }  # fmt: skip
     return how[analysis.kind](analysis)
 
 
@@ -120,6 +123,16 @@ def _fewer(analysis: Analysis) -> list[str]:
     return [
         f"With {percent(100 * point['fraction'])} % of the examples ({point['examples']:,.0f} a client): mean {name} "
         f"{_shown(point['mean'])}, {_part(point['hurt'])} of clients hurt."
+        for point in analysis.record["points"]
+    ]
+
+
+def _examples(analysis: Analysis) -> list[str]:
+    name = metric_name(analysis.metric)
+    return [
+        f"With {'at most ' + format(point['most'], ',') if point['most'] else 'all'} examples "
+        f"({point['examples']:,.1f} a client): mean {name} {_shown(point['mean'])}, "
+        f"{_part(point['hurt'])} of clients hurt."
         for point in analysis.record["points"]
     ]
 

@@ -63,7 +63,10 @@ def motley_parts(
         "sizeable": SIZEABLE,
         "clusters": clusters,
         "ood": [{"title": titles[a.label], "told": told(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])],
-        "fewer": [{"title": titles[a.label], "told": told(a)} for a in by_kind.get("fewer-examples", [])],
+        "fewer": [
+            {"title": titles[a.label], "told": told(a)}
+            for kind in ("fewer-examples", "examples") for a in by_kind.get(kind, [])
+        ],
         "sweeps": sweeps,
         "choosers": choosers,
         "embeddings": embeddings,

@@ -44,7 +44,8 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
     """What `bespoke analyze` found, averaged over the seeds of each method."""
     console = console or Terminal()
     titles = {
-        "ood": "own rows and others' rows", "fewer-examples": "fewer examples", "per-client": "who chooses",
+        "ood": "own rows and others' rows", "fewer-examples": "fewer examples",
+        "examples": "so many examples", "per-client": "who chooses",
         "embeddings": "what embeddings know",
     }  # fmt: skip
     for analysis in read_analyses(list(dict.fromkeys(folders))):
