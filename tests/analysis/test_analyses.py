@@ -91,7 +91,8 @@ def test_so_many_examples(opposite: Make) -> None:
     path = opposite(last={"batch_size": 2, "lrs": [0.05], "epochs": 2})
     tenth = only(path, fractions=(0.1,))["points"][0]
     record = only(path, numbers=(1, 12, 500, 0))
-    assert [(point["most"], point["examples"]) for point in record["points"]] == [(1, 1), (12, 12), (500, 120), (0, 120)]
+    assert [point["most"] for point in record["points"]] == [1, 12, 500, 0]
+    assert [point["examples"] for point in record["points"]] == [1, 12, 120, 120]
     means = [point["mean"] for point in record["points"]]
     assert means[0] > means[1] == tenth["mean"] > means[2] == means[3]
     assert means[3] == pytest.approx(json.loads((path / "result.json").read_text())["query"], rel=1e-6)
