@@ -28,6 +28,13 @@ def test_a_tree_comes_back_from_disk_with_its_empty_trees(tmp_path: Path) -> Non
     assert found["b"]["d"].tolist() == [1.0, 1.0]
 
 
+def test_a_tree_that_holds_one_array_twice_is_written(tmp_path: Path) -> None:
+    twice = torch.arange(3.0)
+    write_arrays(tmp_path / "tree", {"a": twice, "b": twice, "c": twice[1:]})
+    found = open_arrays(tmp_path / "tree")[0]
+    assert [found[name].tolist() for name in "abc"] == [[0, 1, 2], [0, 1, 2], [1, 2]]
+
+
 def test_private_state_and_noise_keep_them() -> None:
     table = PrivateTable(TREE)
     table.write([4], {"e": torch.ones(1), "b": {"d": torch.full((1, 2), 3.0), "c": {}}, "a": {}})

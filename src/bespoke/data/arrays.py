@@ -34,7 +34,7 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
     """Write a safetensors file so that it is there whole or not at all, whenever the process is killed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file({name: array.contiguous() for name, array in arrays.items()}, temporary, metadata=about)
+        save_file(_apart(arrays), temporary, metadata=about)
         settle(temporary, path)
     except SafetensorError as error:  # its text alone says what the operating system refused
         number = re.search(r"(?:code:|os error) (\d+)", str(error))
@@ -43,6 +43,18 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays, each in memory of its own: safetensors refuses others, and a state may hold one array twice."""
+    found: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, array in arrays.items():
+        array = array.contiguous()
+        place = array.untyped_storage().data_ptr()
+        found[name] = array.clone() if place in taken else array
+        taken.add(place)
+    return found
 
 
 def write_text(path: Path, text: str) -> None:
