@@ -56,18 +56,24 @@ def load_population(config: ExperimentConfig) -> Population:
             schema=Schema.read(Path(data.schema_file)) if data.schema_file else None, text=data.text,
             how={name: getattr(data, name) for name in FEATURES if getattr(data, name) is not None},
         )  # fmt: skip
-    from bespoke.data.sources import load_source
+    from bespoke.data.sources import load_source, source_options
 
     assert data.source is not None
-    return load_source(data.source, **data.options)
+    given = _own_tokens(config.model.pretrained) if "pretrained" in source_options(data.source) else {}
+    return load_source(data.source, **{**given, **data.options})
+
+
+def _own_tokens(pretrained: str) -> dict[str, Any]:
+    """How texts are read where nobody says: by a pretrained model in tokens of its own, and no end."""
+    return {"tokenizer": "model", "pretrained": pretrained, "end": False} if pretrained else {}
 
 
 def _texts(data: DataConfig, pretrained: str) -> Population:
-    """Texts of which the next word is to be predicted; a pretrained model reads its own tokens, and no end."""
+    """Texts of which the next word is to be predicted."""
     from bespoke.data.documents import Segmenting, open_texts
     from bespoke.data.schema import read_words
 
-    given: dict[str, Any] = {"tokenizer": "model", "pretrained": pretrained, "end": False} if pretrained else {}
+    given = _own_tokens(pretrained)
     given |= {name: getattr(data, name) for name in TEXT if name != "context" and getattr(data, name) is not None}
     return open_texts(
         str(data.table), data.client, data.text, group=data.group, context=data.context, time=data.time,

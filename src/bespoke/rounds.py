@@ -103,7 +103,7 @@ class Run:
         So does the vocabulary of texts, on which depends what the model's tokens mean.
         """
         about, path = self.experiment.population.about, self.folder.path / RELEASE
-        if "text" in about and not words_file(path).exists():
+        if "text" in about and "words" in about and not words_file(path).exists():
             keep_words(words_file(path), about["words"])
         made = about.get("release")
         if not made:

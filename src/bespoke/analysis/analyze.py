@@ -111,7 +111,7 @@ class Analyses:
         refused: list[DoesNotApply] = []
         for path in self.runs:
             _, config = open_run(path)
-            key = config.data.model_dump_json()
+            key = config.data.model_dump_json() + config.model.pretrained  # which reads tokens of its own
             if key not in populations:
                 populations = {key: load_population(config)}  # one at a time: runs of a comparison share theirs
             with reopened(path, populations[key], self.progress, self.stop) as opened:

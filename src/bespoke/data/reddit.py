@@ -36,12 +36,14 @@ def load(
     most: int = 0,
     length: int = 32,
     tokenizer: str = "words",
+    pretrained: str = "",
     end: bool = True,
 ) -> Population:
     """Users of at least `least` utterances in subreddits of at least `least_of_subreddit`.
 
     most: a user keeps so many of its utterances, drawn at random; 0: all. length: tokens that are kept of an utterance.
-    tokenizer: words, characters, or the folder of a Hugging Face tokenizer. end: the end of an utterance is predicted.
+    tokenizer: words, characters, the folder of a Hugging Face tokenizer, or "model": that of the model `pretrained`.
+    end: the end of an utterance is predicted too.
     """
     at_least("reddit", 0, most=most)
     at_least("reddit", 1, least=least, least_of_subreddit=least_of_subreddit)
@@ -65,7 +67,8 @@ def load(
     ]
     return spoken(
         "reddit", said, contexts=sorted({one.context for one in said}), context="subreddit", length=length,
-        tokenizer=tokenizer, end=end, notes=notes, columns={"time": np.array([chosen[row][1] for row in rows])},
+        tokenizer=tokenizer, pretrained=pretrained, end=end, notes=notes,
+        columns={"time": np.array([chosen[row][1] for row in rows])},
     )  # fmt: skip
 
 

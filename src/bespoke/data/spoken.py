@@ -55,6 +55,7 @@ def spoken(
     context: str,
     length: int,
     tokenizer: str,
+    pretrained: str,
     end: bool,
     group: Sequence[str] | None = None,
     columns: dict[str, Any] | None = None,
@@ -65,7 +66,8 @@ def spoken(
 
     `context` is what one context is called; `columns` and `group` have an entry for each utterance.
     """
-    found = tokenizer_of(tokenizer)
+    found = tokenizer_of(tokenizer, pretrained)
+    of_model = {"pretrained": pretrained} if tokenizer == "model" else {}
     sentences, characters = list[list[str]](), list[int]()
     for utterance in said:
         text = plain(utterance.text, found.lower)
@@ -77,7 +79,7 @@ def spoken(
     columns = {"context": np.array([place[one.context] for one in said], dtype=np.int64), **(columns or {})}
     about |= {
         "metric": "perplexity", "tokenizer": tokenizer, "contexts": list(contexts), "context": context,
-        "text": {"tokenizer": tokenizer, "lower": found.lower},
+        "text": {"tokenizer": tokenizer, "lower": found.lower, **of_model},
         "notes": [*notes, f"{cut:,} of {len(said):,} utterances are longer than {length} tokens and were cut there."],
     }  # fmt: skip
     if found.public:

@@ -67,12 +67,14 @@ def load(
     most: int = 0,
     length: int = 32,
     tokenizer: str = "words",
+    pretrained: str = "",
     end: bool = True,
 ) -> Population:
     """The lines of nineteen characters; contexts are shows, or seasons of shows.
 
     most: a character keeps so many of its lines, drawn at random; 0: all. length: tokens that are kept of a line.
-    tokenizer: words, characters, or the folder of a Hugging Face tokenizer. end: the end of a line is predicted too.
+    tokenizer: words, characters, the folder of a Hugging Face tokenizer, or "model": that of the model `pretrained`.
+    end: the end of a line is predicted too.
     """
     at_least("tv", 0, most=most)
     at_least("tv", SHORTEST, length=length)
@@ -101,7 +103,7 @@ def load(
         notes.append(f"With the cross-device protocol {names or 'no characters'} {word}.")
     return spoken(
         "tv", [said[row] for row in rows], contexts=places, context=contexts, length=length, tokenizer=tokenizer,
-        end=end, group=[shows[row] for row in rows], notes=notes,
+        pretrained=pretrained, end=end, group=[shows[row] for row in rows], notes=notes,
         columns={"role": np.array([roles[user] for user in users], dtype=np.uint8)},
         **role_facts(np.array([roles[name] for name in drawn], dtype=np.uint8)),
     )  # fmt: skip
