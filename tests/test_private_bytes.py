@@ -15,7 +15,7 @@ from bespoke.data.arrays import open_arrays
 from bespoke.engines import engine as engine_module
 from bespoke.engines.engine import Choice
 from bespoke.engines.workers import Worker
-from bespoke.methods import FedEmbed
+from bespoke.methods import FedEmbed, FedPC
 from bespoke.methods.assignment import SelfOrganizingMap
 from bespoke.privacy.compress import Compress
 from bespoke.privacy.settings import PrivacyConfig
@@ -46,6 +46,14 @@ class Wire:
         payload = self.pipe.recv_bytes()
         self.received.append(payload)
         return ForkingPickler.loads(payload)
+
+    def send_bytes(self, array: Any) -> None:
+        self.sent.append(bytes(array))
+        self.pipe.send_bytes(array)
+
+    def recv_bytes_into(self, array: bytearray) -> None:
+        self.pipe.recv_bytes_into(array)
+        self.received.append(bytes(array))
 
     def close(self) -> None:
         self.pipe.close()
@@ -199,7 +207,15 @@ def test_embeddings_and_heads_of_their_own_do_not_leave(
     knobs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedEmbed: the embedding, and with assignment "personal" the head, are in no message and in no file of others."""
-    made: Any = partial(FedEmbed, embedding_lr=0.05, **knobs)
+    _stays(partial(FedEmbed, embedding_lr=0.05, **knobs), tmp_path, monkeypatch)
+
+
+def test_a_users_embedding_does_not_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedPC: neither psi nor Adam's moments of it are in a message or in a file of others."""
+    _stays(partial(FedPC, steps=4), tmp_path, monkeypatch)
+
+
+def _stays(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wires, _ = run(made, tmp_path / "run", 2, monkeypatch)
     needles = secrets(tmp_path / "run")
     messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]

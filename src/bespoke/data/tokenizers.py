@@ -56,7 +56,8 @@ def pieces_of(text: str, settings: dict[str, Any]) -> list[str]:
     """The pieces of a text as a model's data have them (`about["text"]`); by spaces where nothing is said."""
     if "tokenizer" not in settings:
         return text.split()
-    return [piece for piece, _ in tokenizer_of(settings["tokenizer"]).pieces(plain(text, settings["lower"]))]
+    found = tokenizer_of(settings["tokenizer"], settings.get("pretrained", ""))
+    return [piece for piece, _ in found.pieces(plain(text, settings["lower"]))]
 
 
 def _hugging_face(path: Path) -> Any:

@@ -29,7 +29,9 @@ from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.methods.grouped import stacked
 from bespoke.models import NETWORKS
+from bespoke.models.frozen import FrozenLM
 from bespoke.models.language import LanguageModel
+from bespoke.models.prefix import PrefixLM
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.privacy.release import RELEASE
 from bespoke.randomness import mix
@@ -149,6 +151,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "network": {"name": type(task.network).__name__, **asdict(task.network)},
         "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
         "words": about.get("words", []), "text": about.get("text", {}), "tfidf": about.get("tfidf"),
+        "contexts": about.get("contexts", []),
         "features": about.get("features", []), "target": about.get("target", ""),
         "target_centre": about.get("centre", 0.0), "target_unit": about.get("unit", 1.0),
         "load": f'from bespoke import load_personal; model = load_personal("{target.name}"); model.predict(rows)',
@@ -210,8 +213,14 @@ class PersonalModel:
         return np.asarray(names)[place.numpy()] if names else place.numpy()
 
     def _next(self, text: str) -> str:
+        from bespoke import pretrained
         from bespoke.data.tokenizers import pieces_of
 
+        network: Any = getattr(self.method.task, "network", None)
+        if isinstance(network, FrozenLM):
+            model, reader = pretrained.facts(network.pretrained), pretrained.tokenizer(network.pretrained)
+            tokens = [model.begin, *reader.encode(text, add_special_tokens=False).ids]
+            return reader.decode([int(self.outputs([tokens])[0, -1].argmax())])
         known = Vocabulary(tuple(self.about["words"]))
         names = ["<pad>", *known.words, "<unk>", "<bos>", "<eos>"]
         tokens = [known.bos, *(known.ids.get(piece, known.oov) for piece in pieces_of(text, self.about["text"]))]
@@ -267,4 +276,6 @@ def _task(about: dict[str, Any], where: str) -> BaseTask:
     network = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in described.items()})
     if about["task"] == "classification":
         return Classification(network, hinge=about["hinge"])
+    if isinstance(network, FrozenLM):
+        return PrefixLM(network, contexts=len(about["contexts"]) or 1)
     return Regression(network) if about["task"] == "regression" else LanguageModel(network)
