@@ -130,7 +130,7 @@ def _fewer(analysis: Analysis) -> list[str]:
 def _examples(analysis: Analysis) -> list[str]:
     name = metric_name(analysis.metric)
     return [
-        f"With {'at most ' + format(point['most'], ',') if point['most'] else 'all'} examples "
+        f"With {'at most ' + count(point['most'], 'example') if point['most'] else 'all examples'} "
         f"({point['examples']:,.1f} a client): mean {name} {_shown(point['mean'])}, "
         f"{_part(point['hurt'])} of clients hurt."
         for point in analysis.record["points"]
