@@ -6,7 +6,9 @@ process is told the name and loads the model from its place.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -115,7 +117,8 @@ def _opened(kind: str, name: str, **options: Any) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        return getattr(transformers, kind).from_pretrained(folder, **packed, **options)
+        with contextlib.redirect_stderr(io.StringIO()):  # bars of the reader of GGUF files, which no setting turns off
+            return getattr(transformers, kind).from_pretrained(folder, **packed, **options)
     except ImportError as error:
         raise UserError(
             f"pretrained = {name!r} needs more packages ({str(error).strip().splitlines()[0]}): "
