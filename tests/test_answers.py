@@ -252,8 +252,10 @@ def test_who_chooses_is_what_does_better_on_the_other_half(tmp_path: Path, diffe
 def test_the_model_is_the_better_of_linear_and_a_small_network(
     tmp_path: Path, bent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bespoke.comparison.EXTENSIONS", 0)  # how long local networks should train is not asked
-    table = panel(clients=30, rows=60, apart=0.0)
+    monkeypatch.setattr("bespoke.comparison.EXTENSIONS", 0)  # how long networks should train is not asked
+    monkeypatch.setattr("bespoke.experiments.MOST_ROUNDS", 40)
+    monkeypatch.setattr("bespoke.defaults.RATES", (0.1, 0.3))
+    table = panel(clients=26, rows=40, apart=0.0)
     if bent:
         table["y"] = table["a"] ** 2 + table["b"].abs() + 0.1 * np.random.default_rng(1).normal(size=len(table))
     summary = bespoke.compare(written(table, tmp_path), client="who", target="y", seeds=1, out=tmp_path / "out")

@@ -57,7 +57,7 @@ class SharedModel(Method):
         # leaf by leaf and in place, so that a large model's change is held once
         if weight.dim():
             return {"delta": tree_map(lambda new, old: scale(new - old, weight), trained, start), "weight": weight}
-        return {"delta": tree_map(lambda new, old: (new - old).mul_(weight), trained, start), "weight": weight}
+        return {"delta": tree_map(lambda new, old: (new - old) * weight, trained, start), "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         mean = scale(cohort.sums["delta"], cohort.sums["weight"].reciprocal())
