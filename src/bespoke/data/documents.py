@@ -82,13 +82,6 @@ def open_texts(
         raise UserError(f"the text column {text!r} of {path.name} cannot be client, group, context or time as well")
     table = _with_texts(table, clients, text, path, notes)
     ids, code = clients_of(table, clients, path)
-    if len(ids) < 2:
-        raise UserError(f"{path.name} has one client only, {client} = {str(ids[0])!r}; a federation needs two or more")
-    if len(ids) == len(code):
-        raise UserError(
-            f"the column {client!r} of {path.name} is different in each of the {len(code)} rows, so every client would "
-            "have one text: nothing to train on and be tested on. Name the column that says whose text it is"
-        )
     tokenizer = tokenizer_of(how.tokenizer, how.pretrained)
     settings = how.settled(tokenizer)
     cut = _Cut.of(table[text].to_pylist(), tokenizer, settings, how.shortest)

@@ -338,3 +338,17 @@ def at_least(source: str, least: int, /, **options: int) -> None:
 def damaged(path: Path, found: object, expected: object) -> UserError:
     """An error for a file that is not what it should be."""
     return UserError(f"{path} is damaged or of another layout: found {found}, expected {expected}. Obtain it again")
+
+
+def read_columns(path: Path, names: Sequence[str]) -> list[list[Any]]:
+    """These columns of a Parquet file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise damaged(path, f"no readable Parquet file ({error})", "a Parquet file") from None
+    if not set(names) <= set(table.column_names):
+        raise damaged(path, f"the columns {table.column_names}", ", ".join(names))
+    return [table[name].to_pylist() for name in names]

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.data.population import Population
-from bespoke.data.sources import at_least, damaged, describe, find_file, find_folder
+from bespoke.data.sources import at_least, damaged, describe, find_file, find_folder, read_columns
 from bespoke.data.spectrogram import BANDS, FRAMES, RATE, Floats, as_bytes, halved, log_mel, mixed, mulaw
 from bespoke.errors import UserError, unknown
 from bespoke.randomness import client_keys, mix, uniform
@@ -221,16 +221,7 @@ def _pictures(where: Path, heard: Heard) -> NDArray[np.uint8]:
 
 
 def _read_table(path: Path) -> Heard:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(path, f"no readable Parquet file ({error})", "a Parquet file") from None
-    if not set(COLUMNS) <= set(table.column_names):
-        raise damaged(path, f"the columns {table.column_names}", ", ".join(COLUMNS))
-    words, speakers, names, codes = (table[column].to_pylist() for column in COLUMNS)
+    words, speakers, names, codes = read_columns(path, COLUMNS)
     for name, code in zip(names, codes):
         if not isinstance(code, bytes) or len(code) != RATE:
             found = f"{len(code)} bytes" if isinstance(code, bytes) else repr(code)[:40]

@@ -93,13 +93,6 @@ def open_table(
 
     table = _drop_unusable(table, clients, target, path, notes)
     ids, code = clients_of(table, clients, path)
-    if len(ids) < 2:
-        raise UserError(f"{path.name} has one client only, {client} = {str(ids[0])!r}; a federation needs two or more")
-    if len(ids) == len(code):
-        raise UserError(
-            f"the column {client!r} of {path.name} is different in each of the {len(code)} rows, so every client would "
-            "have one example: nothing to train on and be tested on. Name the column that says whose row it is"
-        )
     y, inferred, levels = _target(table[target], target, task, notes)
     taken = {*clients, target, time, text} - {group}
     named = [name for name in dict.fromkeys(features or declared) if name != text]
@@ -185,7 +178,7 @@ def _drop_unusable(table: pa.Table, clients: list[str], target: str, path: Path,
 
 
 def clients_of(table: pa.Table, columns: list[str], path: Path) -> tuple[NDArray[Any], Ints]:
-    """The different client ids, and each row's place among them."""
+    """The different client ids, two or more of several rows, and each row's place among them."""
     names, code = levels_of(table[columns[0]], [""])
     for column in columns[1:]:
         more, other = levels_of(table[column], [""])
@@ -195,6 +188,15 @@ def clients_of(table: pa.Table, columns: list[str], path: Path) -> tuple[NDArray
             raise UserError(
                 f"the ids of {', '.join(columns)} in {path.name} contain '/', so that two clients would share one id"
             )
+    if len(names) < 2:
+        only = f"{','.join(columns)} = {str(names[0])!r}"
+        raise UserError(f"{path.name} has one client only, {only}; a federation needs two or more")
+    if len(names) == len(code):
+        raise UserError(
+            f"the column {','.join(columns)!r} of {path.name} is different in each of the {len(code)} rows, so every "
+            "client would have one example: nothing to train on and be tested on. Name the column that says whose row "
+            "it is"
+        )
     return names, code
 
 

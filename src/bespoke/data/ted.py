@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bespoke.data import texts
 from bespoke.data.population import Population
-from bespoke.data.sources import Statistics, at_least, damaged, describe, find_file
+from bespoke.data.sources import Statistics, at_least, describe, find_file, read_columns
 from bespoke.data.splits import Split, cross_silo
 from bespoke.data.topics import grouped
 from bespoke.data.unigrams import gains
@@ -171,14 +171,5 @@ def words_of(text: str) -> list[str]:
 
 def _read(path: Path) -> dict[tuple[str, str], str]:
     """The text of each talk by collection and title."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise damaged(path, f"no readable Parquet file ({error})", "a Parquet file") from None
-    if not set(COLUMNS) <= set(table.column_names):
-        raise damaged(path, f"the columns {table.column_names}", ", ".join(COLUMNS))
-    collection, title, text = (table[column].to_pylist() for column in COLUMNS)
+    collection, title, text = read_columns(path, COLUMNS)
     return {(kind, name): spoken for kind, name, spoken in zip(collection, title, text)}
