@@ -297,6 +297,7 @@ def test_experiment_files(text: str, words: tuple[str, ...]) -> None:
         ("stage.lr=1", ("name the stage and the knob",)),
         ("label.x=1", ("'label' is a value",)),
         ("cohort.size=abc", ("cohort.size = 'abc'", "integer")),
+        ("stage.0.steps_per_round=9007199254740992", ("9007199254740992", "1000000")),  # work that never ends
         ("data.table=nope.csv", ("no file nope.csv",)),
     ],
 )

@@ -23,6 +23,7 @@ from bespoke.method import Cohort, Reveal, Setting
 from bespoke.methods import ClusteredSelfFL, SelfFL
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
+from bespoke.privacy.compress import Compress
 from bespoke.rounds import Run
 from bespoke.runfolder import RunFolder
 from bespoke.stages import Experiment, Stage
@@ -154,6 +155,17 @@ def test_a_run_resumes_and_remembers_clusters(tmp_path: Path, clusters: Any) -> 
     logs = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("whole", "run")]
     assert logs[0] == logs[1]
     assert json.loads(logs[0].splitlines()[-1])["observed"]["clusters_seen"] >= 1
+
+
+def test_the_trial_of_engines_has_the_groups_of_the_run() -> None:
+    """What a client remembers of its message has a row a cluster: one for each group and one for clients of none."""
+    place, population = world("mlp"), grouped()
+    made = ClusteredSelfFL(place.task, batch_size=BATCH, steps=2, max_steps=3)
+    work = ClientWork(made, cross_silo(population, FRACTIONS, seed=3).train, (Compress(0.5, least=2),))
+    server = made.init_server(place.task.init(0), work.before(population))
+    assert server["member"].tolist() == [1, 2, 1, 2, 1, 2, 1]
+    assert len(server["weights"]) == 3
+    assert "trial" in choose(population, work, place.task.init(0), 7).reason
 
 
 def test_groups_are_needed_where_they_are_asked_for() -> None:

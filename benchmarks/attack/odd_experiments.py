@@ -102,7 +102,8 @@ def _knob(draw: random.Random, stage: dict[str, Any], wild: bool) -> None:
     known = [entry for entry in fields(kind) if entry.name != "task" and entry.default is not MISSING]
     if known:
         entry = draw.choice(known)
-        bounds = [bound for bound in entry.metadata.get("bounds", {}).values() if isinstance(bound, int | float)]
+        numbers = [bound for bound in entry.metadata.get("bounds", {}).values() if isinstance(bound, int | float)]
+        bounds = [bound for bound in numbers if bound <= 1000]  # most steps that are allowed are long work
         others = [odd.value(draw, entry.name)] if wild else []
         stage[entry.name] = draw.choice([odd.like(draw, entry.name, entry.default), *bounds, *others])
 

@@ -10,14 +10,12 @@ import time
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from bespoke.data.population import Population
 from bespoke.engines.batches import work_of
 from bespoke.engines.engine import Choice, unicast
 from bespoke.engines.host import ClientWork, Host, Mode
 from bespoke.errors import UserError
-from bespoke.method import Setting
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
 from bespoke.tensors import Params, count
@@ -102,12 +100,11 @@ def _work(population: Population, task: Any, size: int) -> int:
 def _trial(population: Population, work: ClientWork, params: Params, chunk: int) -> tuple[bool, str]:
     """Run a few clients both ways and take the faster."""
     clients = work.train.clients[:chunk]
-    groups = None if population.group is None else torch.from_numpy(population.group)
     speed = {}
     for vectorized in (False, True):
         host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
-        server = work.method.init_server(params, Setting(0, len(population), len(work.train.clients), groups))
+        server = work.method.init_server(params, work.before(population))
         some = clients if vectorized else clients[:4]
         run = host.train if work.method.trains else None
         if run is None:

@@ -64,6 +64,12 @@ class ClientWork:
         for transform in self.transforms if self.method.trains else ():
             transform.check(self.method)
 
+    def before(self, population: Population) -> Setting:
+        """What the server knows before the first round."""
+        groups = population.group_numbers()
+        known = torch.zeros(len(population)) if groups is None else torch.from_numpy(groups)
+        return self.setting or Setting(0, len(population), len(self.train.clients), known)
+
     @property
     def holds(self) -> bool:
         """Whether messages stay with the hosts until the server has said what it wants of them."""
@@ -153,10 +159,7 @@ class Host:
     def template(self) -> Tree:
         """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
         method, client = self.work.method, self.train_rows.clients[:1]
-        group = self.population.group
-        groups = torch.zeros(len(self.population)) if group is None else torch.from_numpy(group + 1)
-        plain = Setting(0, len(self.population), len(self.train_rows.clients), groups)
-        server = method.init_server(self.params, self.work.setting or plain)
+        server = method.init_server(self.params, self.work.before(self.population))
         shared = method.broadcast(server) if method.groups(server) is None else take(method.broadcast(server), 0)
         down = {**shared, **method.unicast(server, int(client[0]))}
         orders = Orders.draw(self.train_rows, client, method.batching(), 0)

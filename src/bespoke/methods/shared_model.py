@@ -24,7 +24,9 @@ class SharedModel(Method):
     lr: float = knob(0.1, "client learning rate", gt=0)
     epochs: int = knob(1, "local epochs per round", ge=1)
     batch_size: int = knob(32, "client batch size", ge=1)
-    steps_per_round: int | None = knob(None, "local steps per round in place of epochs, however few rows", ge=1)
+    steps_per_round: int | None = knob(
+        None, "local steps per round in place of epochs, however few rows", ge=1, le=1_000_000
+    )
     drop_last: bool = knob(False, "leave out the last, partial batch")
     shuffle: bool = knob(True, "draw new batches in every round; off: rows in their stored order")
     weighting: Literal["examples", "uniform"] = knob("examples", "weight of a client in the mean: examples or uniform")
