@@ -21,6 +21,7 @@ _PUBLIC = {
     "build": "bespoke.experiments",
     "compare": "bespoke.api",
     "forget": "bespoke.api",
+    "generate": "bespoke.api",
     "load_personal": "bespoke.deploy.personal",
     "load_source": "bespoke.data.sources",
     "read_config": "bespoke.config",

@@ -15,6 +15,8 @@ from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population, to_toml
 from bespoke.forgotten import without_forgotten
+from bespoke.generation.generate import LENGTH, TEMPERATURE, Drawing, finished, lines_of, write
+from bespoke.generation.voices import Voices, chosen_run
 from bespoke.metrics.summary import Summary, summarize
 from bespoke.reports.html import write_report
 from bespoke.rounds import Run
@@ -100,3 +102,30 @@ def tune(
 def forget(folder: str | Path, client: str) -> dict[str, Any]:
     """Take a client out of a run, comparison or tuning folder; returns a receipt of what was changed and searched."""
     return forget_client(Path(folder), client)
+
+
+@checked_call
+def generate(
+    folder: str | Path,
+    prompts: Sequence[str] = ("",),
+    *,
+    users: Sequence[str] = (),
+    contexts: Sequence[str] = (),
+    plain: bool = False,
+    method: str | None = None,
+    number: Positive = 1,
+    length: Positive = LENGTH,
+    temperature: float = TEMPERATURE,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Write texts with the personal models of a run (or of a method's run in a comparison folder).
+
+    Every prompt in every context by every user; anybody's model if no user is named, each one's own context if none
+    is; `plain`: also by the frozen model without a prefix. Returns a record for each text.
+    """
+    how = Drawing(temperature, top_k, top_p)
+    voices = Voices(chosen_run(Path(folder), method))
+    lines = lines_of(voices.chosen(users, contexts, plain), prompts, number)
+    return finished(lines, write(voices, lines, how, length, seed))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from bespoke.cli import compare, experiments, look, models, personal, rescore  # noqa: F401 -- commands, in the order of --help
+from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
+    compare,
+    experiments,
+    generate,
+    look,
+    models,
+    personal,
+    rescore,
+)
 from bespoke.cli.app import app
 from bespoke.cli.endings import program
 
