@@ -43,7 +43,7 @@ WHEELS = {
 
 
 def store() -> Path:
-    """Where models lie that `bespoke models get` took: in the user's cache, or in BESPOKE_MODELS."""
+    """Where models lie by name: in the user's cache, or in BESPOKE_MODELS; `bespoke models get` puts some there."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("BESPOKE_MODELS") or Path(base) / "bespoke" / "models")
 
@@ -86,10 +86,10 @@ def get(name: str) -> Path:
 def location(name: str) -> tuple[str, dict[str, str]]:
     """The arguments with which transformers opens a model: a folder or hub name, and a GGUF file in it."""
     path = Path(name)
-    if name in WHEELS and not path.exists():
+    if not path.exists() and path.name == name and (store() / name).is_dir():
         path = store() / name
-        if not path.is_dir():
-            raise UserError(f"the model {name!r} is not here yet: bespoke models get {name}")
+    if name in WHEELS and not path.exists():
+        raise UserError(f"the model {name!r} is not here yet: bespoke models get {name}")
     if path.is_file():
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
@@ -117,16 +117,46 @@ def _opened(kind: str, name: str, **options: Any) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # bars of the reader of GGUF files, which no setting turns off
-            return getattr(transformers, kind).from_pretrained(folder, **packed, **options)
+        if packed:
+            folder = str(unpacked(Path(folder) / packed["gguf_file"]))
+        return getattr(transformers, kind).from_pretrained(folder, **options)
     except ImportError as error:
         raise UserError(
             f"pretrained = {name!r} needs more packages ({str(error).strip().splitlines()[0]}): "
             "pip install 'bespoke-fl[language]'"
         ) from None
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # the package tokenizers raises Exception itself
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"pretrained = {name!r} cannot be opened as a causal language model ({said})") from None
+
+
+@cache
+def unpacked(packed: Path) -> Path:
+    """The folder of a GGUF file's model in single precision, in the store by the file's digest; made once.
+
+    Unpacking takes a process most of a minute. The folder appears by one rename, so that it is whole or not there.
+    """
+    import torch
+    import transformers
+
+    with packed.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    target = store() / "unpacked" / digest[:32]
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    config = getattr(transformers, "GgufConfig", None)  # of releases that can leave weights packed
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder, torch.random.fork_rng(devices=[]):
+        made = Path(folder) / "model"
+        with contextlib.redirect_stderr(io.StringIO()):  # bars of the reader of GGUF files, which no setting turns off
+            where = {"pretrained_model_name_or_path": packed.parent, "gguf_file": packed.name}
+            whole = {"quantization_config": config(dequantize=True)} if config else {}
+            transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+            model = transformers.AutoModelForCausalLM.from_pretrained(**where, **whole, dtype=torch.float32)
+            model.save_pretrained(made)
+        with contextlib.suppress(OSError):  # another process was faster: its folder is as good
+            made.rename(target)
+    return target
 
 
 @dataclass(frozen=True)
