@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 import bespoke as library
+from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.config import checked
 from bespoke.data.tv import MAIN
 from bespoke.errors import UserError
 from bespoke.experiments import build, load_population
+from bespoke.metrics.analyses import read_analyses, told
 from command import bespoke
 
 pytest.importorskip("transformers")
@@ -90,11 +92,60 @@ def test_so_many_lines_to_adapt_on(scripts: Path, protocol: str, tested: int, su
     """Of sixteen lines 60 % are nine to train on, and adapt on; withheld characters adapt on half of theirs."""
     path = scripts / "run"
     library.run(experiment(protocol=protocol), path)
-    told = bespoke("analyze", path, "--examples", "1,5,all", "--json")
-    assert told.code == 0, told.err
-    [record] = json.loads(told.out)["analyses"]
+    done = bespoke("analyze", path, "--examples", "1,5,all", "--json")
+    assert done.code == 0, done.err
+    [record] = json.loads(done.out)["analyses"]
     assert record["clients"] == tested
     assert [point["examples"] for point in record["points"]] == [1, 5, support]
     means = [point["mean"] for point in record["points"]]
     assert means[2] == pytest.approx(json.loads((path / "result.json").read_text())["query"], rel=1e-5)
     assert len(set(means)) == 3
+
+
+def test_own_models_are_held_against_others(scripts: Path) -> None:
+    """Perplexities by the library's own model: prefix, begin token and line, of which the first three are given."""
+    import numpy as np
+    import pandas as pd
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from bespoke.deploy.personal import Models, open_run
+
+    path = scripts / "run"
+    library.run(experiment({"contexts": "season"}), path)
+    [record] = Analyses.of([path], Wanted(crossed=True)).run()
+    table = pd.read_parquet(path / "analysis" / "crossed.parquet").set_index("client")
+    assert list(record["columns"]) == list(table) == ["own", "other", "stranger", "anybody", "wrong", "foreign", "none"]
+    recorded = pd.read_parquet(path / "clients.parquet").set_index("client")["query_perplexity"]
+    assert table["own"].to_numpy() == pytest.approx(recorded[table.index].to_numpy(), rel=1e-5)
+
+    folder, config = open_run(path)
+    built = build(config, folder=path)
+    models, population = Models(folder, built), built.population
+    network = AutoModelForCausalLM.from_pretrained(config.model.pretrained)
+    words = network.get_input_embeddings()
+
+    def perplexity(client: str, prefix: Any) -> float:
+        losses = []
+        for row in built.split.test.query.of(np.array([population.index(client)]))[0]:
+            x, y, context = (population.columns[name][int(row)].long() for name in ("x", "y", "context"))
+            with torch.no_grad():
+                before = prefix(int(context))
+                logits = network(inputs_embeds=torch.cat([before, words(x)])[None]).logits[0, len(before) :]
+            scored = [place for place in range(3, len(y)) if y[place] >= 0]
+            losses += torch.nn.functional.cross_entropy(logits[scored], y[scored], reduction="none").tolist()
+        return float(np.exp(np.mean(losses)))
+
+    own = {name: models.personal(population.index(name))[0]["prefix"] for name in population.ids}
+    one, friends = "Joey Tribbiani", [name for name in population.ids if name in MAIN]
+    assert table.loc[one, "none"] == pytest.approx(perplexity(one, lambda c: torch.zeros(0, words.weight.shape[1])))
+    assert table.loc[one, "wrong"] == pytest.approx(perplexity(one, lambda c: own[one][1 - c]), rel=1e-5)
+    foreign = [perplexity(one, lambda c, other=other: own[one][other]) for other in (2, 3)]
+    assert table.loc[one, "foreign"] == pytest.approx(np.mean(foreign), rel=1e-5)
+    after = friends[friends.index(one) + 1 :] + friends[: friends.index(one)]
+    others = [perplexity(one, lambda c, who=who: own[who][c]) for who in (after[0], after[2], after[4])]
+    assert table.loc[one, "other"] == pytest.approx(np.mean(others), rel=1e-5)
+    difference = (table["other"] - table["own"]).mean()
+    assert record["columns"]["other"]["difference"] == pytest.approx(difference, rel=1e-5)
+    assert record["columns"]["other"]["low"] < difference < record["columns"]["other"]["high"]
+    assert "Under no prefix: " in " ".join(told(read_analyses([path])[0]))

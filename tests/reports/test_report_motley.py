@@ -72,6 +72,24 @@ def test_the_sections_that_are_always_there(toy: Path, tmp_path: Path) -> None:
     assert "1 kB is 250 parameters." in text
 
 
+def test_own_and_others_models_are_a_table(toy: Path, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        place = toy / "runs" / f"finetune-seed{seed}" / "analysis"
+        place.mkdir()
+        columns = {"own": {"clients": 2, "mean": 2.0 + seed, "difference": 0.0},
+                   "other": {"clients": 2, "mean": 3.0 + seed, "difference": 1.0, "low": 0.5, "high": 1.5}}  # fmt: skip
+        record = {"format": 1, "label": "finetune", "seed": seed, "metric": "mse", "lower_is_better": True,
+                  "asked": {}, "analysis": "crossed", "columns": columns}  # fmt: skip
+        (place / "crossed.json").write_text(json.dumps(record))
+        table = pd.DataFrame({"client": ["a", BAD], "own": [1.0 + seed, 3.0 + seed], "other": [2.0, 4.5]})
+        table.to_parquet(place / "crossed.parquet")
+    text, _ = page_of(toy, tmp_path)
+    assert "<td>2.500</td><td></td><td></td>" in text  # own, the mean over seeds
+    assert "<td>3.500</td><td>1.000</td><td>0.5000 to 1.500</td>" in text
+    assert '<th scope="row">a</th><td>1.500</td><td>2.000</td>' in text
+    assert BAD not in text
+
+
 def test_every_analysis_has_its_figure(toy: Path, tmp_path: Path) -> None:
     analyzed(toy)
     text, payload = page_of(toy, tmp_path)

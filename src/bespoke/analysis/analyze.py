@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.analysis.choosers import check_choosers, choosers
+from bespoke.analysis.crossed import check_crossed, crossed
 from bespoke.analysis.embeddings import check_embeddings, embeddings
 from bespoke.analysis.fewer import check_examples, check_fewer, fewer_examples, number_of_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
@@ -45,11 +46,13 @@ class Wanted:
     per_client: bool = False
     embeddings: bool = False
     numbers: tuple[int, ...] = ()  # of examples to personalize with, 0 for all: made only if named
+    crossed: bool = False  # made only if named
 
     @property
     def everything(self) -> bool:
         return not (
             self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings or self.numbers
+            or self.crossed
         )  # fmt: skip
 
 
@@ -65,6 +68,7 @@ def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
         per_client="per-client" in asked,
         embeddings="embeddings" in asked,
         numbers=tuple(asked.get("examples", {}).get("numbers", ())),
+        crossed="crossed" in asked,
     )
 
 
@@ -165,6 +169,8 @@ class Analyses:
             jobs.append(_Job("per-client", {}, partial(check_choosers, run), partial(choosers, run)))
         if wanted.embeddings or every:
             jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), look=partial(embeddings, run)))
+        if wanted.crossed:
+            jobs.append(_Job("crossed", {}, partial(check_crossed, run), look=partial(crossed, run)))
         return jobs
 
 

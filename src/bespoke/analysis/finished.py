@@ -31,6 +31,7 @@ from bespoke.errors import UserError
 from bespoke.experiments import build
 from bespoke.forgotten import without_forgotten
 from bespoke.method import Method, Setting
+from bespoke.randomness import mix
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
 from bespoke.selection import Choice, Floats, QueryScores, SupportScores, ValidationScores, accepted, choose
@@ -93,16 +94,30 @@ class Finished:
     # -- scores --------------------------------------------------------------------------------------------------------
     def scores(self, method: Method, clients: Ints, support: Support, parts: dict[str, Scored]) -> Scores:
         """Every candidate of this method on these rows; sums, as the engine gives them."""
-        if self.using != method:
-            work = ClientWork(method, self.experiment.split.train, self.experiment.transforms, self.setting)
-            self.engine.open(work, self.start)
-            if method == self.method:
-                self.engine.load_private(self.segments)
-            self.using = method
+        self._open(method)
         step = STEP if self.engine.choice.vectorized else ONE_BY_ONE
-        return examined(self.engine, self.server, clients, support, parts, self.experiment.seed, step, self._done)
+        return examined(self.engine, self.server, clients, support, parts, self.experiment.seed, step, self.done)
 
-    def _done(self, clients: int) -> None:
+    def personal(self, client: int) -> tuple[Any, Params, Params]:
+        """A client's models made again, with the task that they are parameters of: the shared one and the chosen."""
+        self._open(self.method)
+        support, key = self.experiment.split.test.support, int(mix("personalize", self.experiment.seed))
+        picked = int(self.chosen().of(np.array([client]))[0])
+        shared, own = (self.engine.personal(self.server, client, support, place, key) for place in (0, picked))
+        return self.method.task, shared, own
+
+    def _open(self, method: Method) -> None:
+        """Put a method's work into the engine, if it is not there."""
+        if self.using == method:
+            return
+        work = ClientWork(method, self.experiment.split.train, self.experiment.transforms, self.setting)
+        self.engine.open(work, self.start)
+        if method == self.method:
+            self.engine.load_private(self.segments)
+        self.using = method
+
+    def done(self, clients: int) -> None:
+        """Tell the progress bar of some clients, and hear Ctrl-C."""
         self.progress.advance(clients)
         if self.stop():
             raise Interrupted(f"stopped while analyzing {self.path}")

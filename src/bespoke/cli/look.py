@@ -68,6 +68,9 @@ def analyze(
     embeddings: Annotated[
         bool, typer.Option("--embeddings", metavar="", help="What personal embeddings know of the clients' groups.")
     ] = False,
+    crossed: Annotated[
+        bool, typer.Option("--crossed", metavar="", help="Own against others' models, right against wrong contexts.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """What the averages hide: robustness, fewer examples, hyper-parameters. From run folders; nothing is trained again.
@@ -87,7 +90,7 @@ def analyze(
             raise UserError(f"there is no run folder {path}")
     fractions = parse_fractions(fewer) if fewer is not None else ()
     numbers = parse_numbers(examples) if examples is not None else ()
-    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings, numbers)
+    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings, numbers, crossed)
     with goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
         records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
     pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]

@@ -15,7 +15,7 @@ from bespoke.metrics.text import count, listing, metric_name, number, p_text, pe
 
 FORMAT = 1
 LARGEST = "largest cluster"  # the first candidate of methods with clusters: no model that is shared by all
-ORDER = ("ood", "fewer-examples", "examples", "sweep", "per-client", "embeddings")  # as they are told
+ORDER = ("ood", "fewer-examples", "examples", "sweep", "per-client", "crossed", "embeddings")  # as they are told
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def told(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
     how = {
         "ood": _ood, "fewer-examples": _fewer, "examples": _examples, "sweep": _sweep, "per-client": _choosers,
-        "embeddings": _embeddings,
+        "crossed": _crossed, "embeddings": _embeddings,
     }  # fmt: skip
     return how[analysis.kind](analysis)
 
@@ -187,6 +187,25 @@ def _choosers(analysis: Analysis) -> list[str]:
     if difference["p"] >= ALPHA:
         return [sentence, f"Whether choosing for itself is better or worse cannot be told {changes}."]
     return [sentence, f"Choosing for itself is {'better' if gains > 0 else 'worse'} on average {changes}."]
+
+
+CROSSED = {
+    "own": "its own model", "other": "another client's", "stranger": "another client's, without a common context",
+    "anybody": "the shared model", "wrong": "its own in another of its contexts",
+    "foreign": "its own in a context that it never has", "none": "no prefix",
+}  # fmt: skip
+
+
+def _crossed(analysis: Analysis) -> list[str]:
+    name, columns = metric_name(analysis.metric), analysis.record["columns"]
+    said = [f"Mean {name} of a client's rows under its own model: {_shown(columns['own']['mean'])}."]
+    for column, values in columns.items():
+        if column == "own":
+            continue
+        between = f" ({signed(values['low'])} to {signed(values['high'])})" if values.get("low") is not None else ""
+        what = CROSSED[column]
+        said.append(f"Under {what}: {_shown(values['mean'])}, {signed(values['difference'])} against own{between}.")
+    return said
 
 
 def _embeddings(analysis: Analysis) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bespoke.metrics.analyses import Analysis, read_analyses, told
+from bespoke.metrics.analyses import CROSSED, Analysis, read_analyses, told
 from bespoke.metrics.clusters import clusters_of
 from bespoke.metrics.concerns import SIZEABLE, concerns
 from bespoke.metrics.folders import Study
@@ -22,6 +22,8 @@ from bespoke.reports.motley_figures import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_CLIENTS = 50  # that are named in a table
 
 
 def motley_parts(
@@ -67,9 +69,24 @@ def motley_parts(
             {"title": titles[a.label], "told": told(a)}
             for kind in ("fewer-examples", "examples") for a in by_kind.get(kind, [])
         ],
+        "crossed": [
+            {"title": titles[a.label], "record": a.record, "clients": _by_client(a) if summary.names_clients else []}
+            for a in by_kind.get("crossed", [])
+        ],
+        "crossed_names": CROSSED,
         "sweeps": sweeps,
         "choosers": choosers,
         "embeddings": embeddings,
         "analyzed": bool(analyses),
     }
     return figures, about
+
+
+def _by_client(analysis: Analysis) -> list[dict[str, Any]]:
+    """The table of clients averaged over seeds; none where clients are many."""
+    import pandas as pd
+
+    found = pd.concat([pd.read_parquet(path) for path in analysis.tables if path.exists()] or [pd.DataFrame()])
+    if found.empty or found["client"].nunique() > MOST_CLIENTS:
+        return []
+    return found.groupby("client", as_index=False).mean().to_dict("records")

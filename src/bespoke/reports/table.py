@@ -46,7 +46,7 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
     titles = {
         "ood": "own rows and others' rows", "fewer-examples": "fewer examples",
         "examples": "so many examples", "per-client": "who chooses",
-        "embeddings": "what embeddings know",
+        "crossed": "own and others' models", "embeddings": "what embeddings know",
     }  # fmt: skip
     for analysis in read_analyses(list(dict.fromkeys(folders))):
         if analysis.name not in names:
