@@ -12,6 +12,8 @@ from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.fedembed import FedEmbed
 from bespoke.methods.fedpc import FedPC
 from bespoke.methods.fedpc_frozen import FedPCFrozen
+from bespoke.methods.fedpc_meta import FedPCMeta
+from bespoke.methods.fedpc_split import FedPCSplit
 from bespoke.methods.fedprox import FedProx
 from bespoke.methods.fedrep import FedRep
 from bespoke.methods.finetune import FineTune
@@ -37,7 +39,8 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         FedAvg, Shared, FedProx, Scaffold, Local, FineTune, Mixed, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto,
         MRMTL, PFedMe, APFL, Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL,
-        FeatureGroups, FedRep, PFedKM, FedEmbed, FedPC, FedPCFrozen, SharedPrefix,
+        FeatureGroups, FedRep, PFedKM, FedEmbed, FedPC, FedPCFrozen, FedPCSplit, FedPCMeta,
+        SharedPrefix,
     )
 }  # fmt: skip
 
@@ -55,6 +58,8 @@ __all__ = [
     "FedEmbed",
     "FedPC",
     "FedPCFrozen",
+    "FedPCMeta",
+    "FedPCSplit",
     "FedProx",
     "FedRep",
     "FineTune",

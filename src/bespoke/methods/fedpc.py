@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.methods.contexts import AVERAGE, Average, many_contexts, occurring, spread, step_contexts, used_by
 from bespoke.methods.local_adam import LocalAdam, adam_start, adam_step, pulled
 from bespoke.tensors import Params, Tree, count, scale, subtract, tree_map, zeros_like
 
@@ -33,7 +33,7 @@ from bespoke.tensors import Params, Tree, count, scale, subtract, tree_map, zero
 class FedPC(LocalAdam):
     """A user's private embedding times a context's shared one, before the texts of a frozen language model."""
 
-    average: Literal["used", "all"] = knob("used", "a context's mean change: over the clients that used it, or all")
+    average: Average = knob("used", AVERAGE)
     newcomers: Literal["shared", "average"] = knob(
         "shared", "a new user begins with a shared embedding learned with the rest, or the noisy average of all users'"
     )
@@ -66,9 +66,8 @@ class FedPC(LocalAdam):
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        begun, many = self.begun(params), getattr(self.task, "contexts", 1)
-        contexts = {n: p.expand(many, *p.shape[1:]).clone() if many > 1 else p for n, p in begun.items()}
-        held = {"contexts": contexts, "anybody": tree_map(torch.ones_like, begun)}
+        begun = self.begun(params)
+        held = {"contexts": spread(self.task, begun), "anybody": tree_map(torch.ones_like, begun)}
         return {"params": held, "optimizer": {part: self.server.init(held[part]) for part in held}}
 
     def params(self, server: Tree) -> Params:
@@ -77,13 +76,8 @@ class FedPC(LocalAdam):
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         sums, held, optimizer = cohort.sums, server["params"], server["optimizer"]
         uses, weight = sums["uses"], sums["weight"]
-        share = uses.clamp(min=1.0) if self.average == "used" else weight.reshape(1)
-        mean = tree_map(lambda leaf: leaf / _rows(share, leaf), sums["delta"]["contexts"])
-        contexts, state = self.server.step(optimizer["contexts"], held["contexts"], mean)
-        used = uses > 0.5  # noise makes them fractions; a context that nobody used stays as it is, with its moments
-        contexts, state = (
-            tree_map(lambda new, old: torch.where(_rows(used, new), new, old) if new.dim() else new, after, before)
-            for after, before in ((contexts, held["contexts"]), (state, optimizer["contexts"]))
+        contexts, state = step_contexts(
+            self.server, optimizer["contexts"], held["contexts"], sums["delta"]["contexts"], uses, weight, self.average
         )
         if self.newcomers == "average":
             anybody, other = scale(sums["users"], weight.reciprocal()), optimizer["anybody"]
@@ -94,7 +88,7 @@ class FedPC(LocalAdam):
         return {"params": params, "optimizer": {"contexts": state, "anybody": other}}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        return {"uses": cohort.sums["uses"].clamp(min=0).round().int().tolist()}  # noise may make them negative
+        return used_by(cohort.sums["uses"])
 
     # -- the client ----------------------------------------------------------------------------------------------------
     def init_private(self, params: Params) -> Tree:
@@ -123,7 +117,7 @@ class FedPC(LocalAdam):
     def train(self, held: Tree, moments: Tree, batches: Batches, every: int = 0) -> tuple[Tree, Tree, Tensor]:
         """Local steps on user and contexts, the first of `every` as anybody; also which contexts occurred."""
         start, states = held, {part: adam_start(held[part]) for part in ("contexts", "anybody")} | {"user": moments}
-        uses = torch.zeros(getattr(self.task, "contexts", 1))
+        uses = torch.zeros(many_contexts(self.task))
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
             who = "anybody" if every and step % every == 0 else "user"
@@ -137,14 +131,8 @@ class FedPC(LocalAdam):
                     slope = pulled(slope, held[part], start[part], self.mu)
                 moved, states[part] = adam_step(states[part], held[part], slope, self.lr, live)
                 held = {**held, part: moved}
-            uses = torch.maximum(uses, live * self.occurring(batch))
+            uses = torch.maximum(uses, live * occurring(self.task, batch))
         return held, states["user"], uses
-
-    def occurring(self, batch: Params) -> Tensor:
-        """1 for each context that some row has; all rows have the one where contexts are not told apart."""
-        many = getattr(self.task, "contexts", 1)
-        rows = batch["context"].long() if many > 1 else torch.zeros_like(batch["mask"]).long()
-        return (F.one_hot(rows, many) * batch["mask"][:, None]).amax(0)
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def support_batching(self) -> Batching:
@@ -178,8 +166,3 @@ def _parted(params: Params) -> tuple[Params, Params]:
         for part in ("user.", "contexts.")
     )
     return user, contexts
-
-
-def _rows(numbers: Tensor, leaf: Tensor) -> Tensor:
-    """A number for each context, in the shape of a leaf."""
-    return numbers.reshape(-1, *[1] * (leaf.dim() - 1))

@@ -7,6 +7,8 @@ the rows of all clients as one batch, and rows that only pad are left out. Nothi
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +26,7 @@ from bespoke.tensors import Params
 
 BUCKET = 32  # rows of about the same length that are computed together
 NOTHING = -1  # a target that does not count
+MEMORY = 2**28  # bytes of representations without a prefix that a process keeps
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,17 @@ class FrozenLM(Network):
         """The representation before the last layer at each token of x: (rows, length, width)."""
         return _Computed.apply(self._hidden, prefix, x, torch.zeros_like(x))
 
+    def seen(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The representation before the last layer where there is a target, without a prefix: (rows, length, width).
+
+        It depends on the texts alone: of rows that come again in the same buckets it is not computed again.
+        """
+        return _Computed.apply(self._seen, torch.zeros(len(x), 0, self.width), x, targets)
+
+    def layer(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the last layer."""
+        return _layer(self.pretrained)
+
     def logits(self, hidden: Tensor) -> Tensor:
         head, bias = _layer(self.pretrained)
         return hidden @ head.mT if bias is None else hidden @ head.mT + bias
@@ -99,6 +113,39 @@ class FrozenLM(Network):
     def _hidden(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         whole = range(0, len(x), BUCKET)
         return torch.cat([_body(self.pretrained, prefix[i : i + BUCKET], x[i : i + BUCKET]) for i in whole])
+
+    @torch.no_grad()
+    def _seen(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        seen = torch.zeros(*targets.shape, self.width)
+        for rows, long in buckets(targets):
+            seen[rows, :long] = _MEMORY.computed(self.pretrained, prefix[rows], x[rows, :long])
+        return seen
+
+
+class _Memory:
+    """Representations by the bucket that they were computed of; the least recently used are dropped.
+
+    A bucket is kept as a whole, for what a row's company is changes its rounding, and a resumed run has to agree.
+    """
+
+    def __init__(self) -> None:
+        self.held: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
+        self.bytes = 0
+
+    def computed(self, name: str, prefix: Tensor, x: Tensor) -> Tensor:
+        digest = hashlib.blake2b(x.contiguous().numpy().tobytes(), digest_size=16).digest()
+        key = name, tuple(x.shape), x.dtype, torch.get_num_threads(), digest
+        if key in self.held:
+            self.held.move_to_end(key)
+            return self.held[key]
+        found = self.held[key] = _body(name, prefix, x)
+        self.bytes += found.nbytes
+        while self.bytes > MEMORY:
+            self.bytes -= self.held.popitem(last=False)[1].nbytes
+        return found
+
+
+_MEMORY = _Memory()
 
 
 def buckets(targets: Tensor) -> Iterator[tuple[Tensor, int]]:

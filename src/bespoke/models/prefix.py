@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -30,6 +30,13 @@ class PrefixLM(LanguageModel):
     metrics: tuple[str, ...] = ("perplexity", "loss", "accuracy")
 
     batches_clients = True  # rows of many clients are computed in one batch, and padding is not touched
+
+    def with_head(self) -> PrefixLM:
+        """The task of the same model whose last layer is learned in place of a prefix."""
+        from bespoke.models.head import HeadLM
+
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return HeadLM(**own)
 
     def prefix(self, params: Params, batch: Params) -> Tensor:
         """The prefix of each row: (rows, tokens, width)."""

@@ -43,12 +43,14 @@ class _HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
         (scale,) = grads
         features, head, slope = ctx.saved_tensors
         # the slope is the largest by far: scale what is made of it
-        to_features, to_head = (slope @ head) * scale, (slope.mT @ (features * scale))
-        return to_features, to_head, slope.sum(0) * scale if ctx.biased else None, None, None
+        to_features = (slope @ head) * scale if ctx.needs_input_grad[0] else None  # none below a frozen model's head
+        to_head = slope.mT @ (features * scale)
+        biased = ctx.biased and ctx.needs_input_grad[2]
+        return to_features, to_head, slope.sum(0) * scale if biased else None, None, None
 
 
 def head_loss(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor) -> Tensor:
