@@ -3,7 +3,8 @@
 Embeddings stay on their clients; here, where all clients are simulated, they can be looked at together. Each client's
 group is guessed from its embedding: by the nearest prototype or node of the map where the server has them, else by
 k-means with as many clusters as there are groups. Guesses are numbered so that they agree best with the groups (an
-assignment of clusters to groups, one to one). t-SNE draws the embeddings in the plane.
+assignment of clusters to groups, one to one). t-SNE draws the embeddings in the plane. Of FedPC's users and contexts a
+map is drawn instead (preference_map.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.analysis.finished import DoesNotApply, Finished
+from bespoke.analysis.preference_map import check_map, maps, preference_map
 from bespoke.randomness import generator
 
 DRAWN = 1000  # clients in the plane: t-SNE of all would take long and show no more
@@ -24,9 +26,12 @@ Ints = NDArray[np.int64]
 
 
 def check_embeddings(run: Finished) -> None:
+    if maps(run.method, run.server):
+        return check_map(run)
     if "embedding" not in run.method.private:
         raise DoesNotApply(
-            f"--embeddings: clients of {run.path} ({run.method.name}) have no embeddings; it applies to fedembed"
+            f"--embeddings: clients of {run.path} ({run.method.name}) have no embeddings; it applies to fedembed and "
+            "fedpc"
         )
     if len(set(run.experiment.population.groups)) < 2:
         raise DoesNotApply(f"--embeddings: the clients of {run.path} have no groups to hold embeddings against")
@@ -34,6 +39,8 @@ def check_embeddings(run: Finished) -> None:
 
 def embeddings(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     """(numbers, table of the clients drawn)."""
+    if maps(run.method, run.server):
+        return preference_map(run)
     from sklearn.metrics import adjusted_rand_score
 
     clients, kept = run.kept("embedding")

@@ -185,7 +185,7 @@ class Finished:
         table = pd.read_parquet(self.path / "clients.parquet")
         return table.set_index("client").reindex([self.experiment.population.ids[c] for c in self.clients])
 
-    def kept(self, name: str) -> tuple[Ints, torch.Tensor]:
+    def kept(self, name: str) -> tuple[Ints, Any]:
         """The clients that have trained, and this part of their private state: a simulation may look at it."""
         table = PrivateTable(self.method.init_private(self.start))
         for path in self.segments:

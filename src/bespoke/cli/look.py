@@ -66,7 +66,7 @@ def analyze(
         bool, typer.Option("--per-client", metavar="", help="Settings chosen by each client against one for all.")
     ] = False,
     embeddings: Annotated[
-        bool, typer.Option("--embeddings", metavar="", help="What personal embeddings know of the clients' groups.")
+        bool, typer.Option("--embeddings", metavar="", help="What embeddings know; maps of users and contexts.")
     ] = False,
     crossed: Annotated[
         bool, typer.Option("--crossed", metavar="", help="Own against others' models, right against wrong contexts.")

@@ -210,10 +210,28 @@ def _crossed(analysis: Analysis) -> list[str]:
 
 def _embeddings(analysis: Analysis) -> list[str]:
     record = analysis.record
+    if "map" in record:
+        return _map(record)
     return [
         f"The group is guessed right from the embedding for {_part(record['recovered'])} of clients (by "
         f"{record['by']}; adjusted Rand index {_shown(record['agreement'])}, 1: the same division, 0: chance)."
     ]
+
+
+def _map(record: dict[str, Any]) -> list[str]:
+    """Users' names are in the table alone: under privacy nobody is named."""
+    shown = record["shown"]
+    sentences = [
+        f"Embeddings of {count(record['users'], 'user')} and {count(len(record['contexts']), 'context')}; the planes "
+        f"show {_part(shown['users'])} and {_part(shown['contexts'])} of their variance."
+    ]
+    if record["same"] is not None and record["chance"] is not None:
+        sentences.append(
+            f"The user with the nearest embedding has the same context for {_part(record['same'])} of users, any other "
+            f"user for {_part(record['chance'])}."
+        )
+    near = [f"{a}: {b}" for a, b in zip(record["contexts"], record["nearest_contexts"] or []) if b]
+    return [*sentences, *([f"Nearest contexts: {'; '.join(near)}."] if len(near) > 2 else [])]
 
 
 def _shown(value: float | None) -> str:

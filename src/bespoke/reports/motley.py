@@ -35,7 +35,7 @@ def motley_parts(
     by_kind: dict[str, list[Analysis]] = {}
     for analysis in sorted(analyses, key=lambda a: list(titles).index(a.label)):
         by_kind.setdefault(analysis.kind, []).append(analysis)
-    figures, embeddings = embedding_parts(analyses, titles)
+    figures, embeddings = embedding_parts(analyses, titles, summary.names_clients)
     for part in ("others", "other groups"):
         figures[f"ood-{part.replace(' ', '-')}"] = ood_figure(by_kind.get("ood", []), titles, styles, part)
     figures["fewer-mean"], figures["fewer-change"] = fewer_figures(by_kind.get("fewer-examples", []), titles, styles)
