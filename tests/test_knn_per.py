@@ -91,6 +91,21 @@ def test_by_hand() -> None:
     assert found.tolist() == pytest.approx([12.0, 10.0])
 
 
+def test_neighbours_may_say_what_the_model_says_of_them() -> None:
+    """The same three rows under the model 2 x: they say 0, 2 and 6, not 0, 10 and 30; of classes, the likeliest."""
+    task = Regression(Linear(1))
+    mine = {"x": torch.tensor([[0.0], [1.0], [3.0]]), "y": torch.tensor([0.0, 10.0, 30.0])}
+    made = KNNPer(task, k=3, weight="inverse", votes="predictions", mix=(1.0,))
+    params = {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}
+    found = made.predict(models_of(made, params, mine)[1], {"x": torch.tensor([[1.5]])})
+    assert found.item() == pytest.approx(2 * 0.6 + 6 * 0.2)
+    classes = KNNPer(Classification(Linear(1, 2)), k=3, weight="inverse", votes="predictions", mix=(1.0,))
+    params = {"weight": torch.tensor([[0.0], [1.0]]), "bias": torch.tensor([0.0, -2.0])}  # the second class above 2
+    model = models_of(classes, params, {**mine, "y": torch.zeros(3).long()})[1]
+    found = classes.predict(model, {"x": torch.tensor([[1.5]])})
+    assert found.exp()[0].tolist() == pytest.approx([0.8, 0.2])
+
+
 def test_far_neighbours_still_count() -> None:
     """exp(-200) is zero in single precision; the weights are relative to each other."""
     task = Regression(Linear(1))

@@ -12,11 +12,13 @@ import scipy.io
 
 from bespoke.config import ExperimentConfig
 from bespoke.data.sources import load_source
+from bespoke.data.splits import cross_silo
 from bespoke.errors import UserError
 from bespoke.experiments import make_split
 from bespoke.models import build_task
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import FedAvgCNN, Linear
+from bespoke.presets import Preset
 
 # EMNIST
 
@@ -255,6 +257,19 @@ def test_adni(folder):
     task = build_task(population.about)
     assert isinstance(task.network, FedAvgCNN)
     assert (task.network.outputs, task.network.side, task.factor) == (1, 32, 1.0)
+
+
+@pytest.mark.parametrize("order", ["random", "stored", "motley"])
+def test_no_scan_of_adni_crosses_a_split(folder, order):
+    """Ten scans of four images, told apart by their scores: eight are trained on, one is for choices, one for tests."""
+    labels = [f"0{number},I{number},{number}" for number in range(10)]
+    names = [f"CPS/ADNI_002_S_0{number}_s{image}_I{number}.png" for number in range(10) for image in range(4)]
+    write_adni(folder, names, labels)
+    split = cross_silo(load_source("adni"), Preset.read("motley-adni").experiment["split"]["fractions"], 3, order)
+    parts = [part.of(np.array([0]))[0] for part in (split.train, split.selection.validation, split.test.query)]
+    scans = [set(split.train.population.columns["y"].numpy()[rows]) for rows in parts]
+    assert [len(found) for found in scans] == [8, 1, 1]
+    assert len(set.union(*scans)) == 10
 
 
 @pytest.mark.parametrize(

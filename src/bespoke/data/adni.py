@@ -4,8 +4,8 @@ The files are those that Motley's preprocessing leaves: adni/images/<VENDOR>/*.p
 fourth part between underscores) and the image id (the last), and adni/labels.txt, lines of subject, image id, score.
 Images are scaled to 32 x 32. The loss is the plain mean squared error, as in Motley.
 
-A scan gives many images, and its images share a score: rows stand scan by scan, the scans in random order, so that
-split.order = 'stored' cuts between scans, as Motley's split does; a random split would test on scans it has seen.
+A scan gives many images, and its images share a score: scans are the units of which clients' rows are split, as in
+Motley, so that nothing is tested on a scan that was trained on.
 """
 
 from __future__ import annotations
@@ -52,14 +52,13 @@ def load() -> Population:
         target="SUVR",
         factor=1.0,
         model={"name": "fedavg-cnn"},
-        notes=[
-            f"{unscored} images without a score are left out.",
-            "Images of a scan stand together: split.order = 'stored' cuts between scans.",
-        ],
+        notes=[f"{unscored} images without a score are left out.", "Images of a scan are never split."],
     )
     images = np.stack([read_picture(path, SIDE, "L", "adni") for _, _, path, _ in found])
     target = np.array([score for _, _, _, score in found], dtype=np.float32)
-    return Population.build({"x": images, "y": target}, [vendor for vendor, _, _, _ in found], about=about)
+    scans = np.unique([scan for _, scan, _, _ in found], return_inverse=True)[1]
+    vendors = [vendor for vendor, _, _, _ in found]
+    return Population.build({"x": images, "y": target, "unit": scans}, vendors, about=about)
 
 
 def _scores(path: Path) -> dict[tuple[str, str], float]:

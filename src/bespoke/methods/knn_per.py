@@ -33,6 +33,9 @@ class KNNPer(Method):
     weight: Literal["exp", "exp-squared", "inverse"] = knob(
         "exp", "weight of a neighbour at distance d: exp(-d), exp(-d^2 / (dim scale)), or 1 / d"
     )
+    votes: Literal["targets", "predictions"] = knob(
+        "targets", "what a neighbour says: its target, or what the shared model says of it (Motley's code for ADNI)"
+    )
     scale: float = knob(1.0, "scale of the weight exp-squared", gt=0)
     mix: tuple[float, ...] = knob(
         tuple(i / 10 for i in range(11)), "parts of the neighbours to try; the best is chosen on validation data",
@@ -81,7 +84,10 @@ class KNNPer(Method):
             kept, most = kept.clamp(max=self.capacity), min(math.ceil(self.capacity), most)
         rows = {name: column[:most] for name, column in rows.items()}
         rows["mask"] = rows["mask"] * (torch.arange(most) < kept)  # the longest client of a chunk has more to keep
-        return dict(zip(("features", "targets", "mask"), task.items(params, rows)))
+        features, targets, mask = task.items(params, rows)
+        if self.votes == "predictions":
+            targets = task.chosen(task.predict(params, rows)).reshape(targets.shape)
+        return {"features": features, "targets": targets, "mask": mask}
 
     @property
     def _task(self) -> Any:

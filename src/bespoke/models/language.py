@@ -36,6 +36,9 @@ class LanguageModel(BaseTask):
         """Every token is an item, but for padding."""
         return self.features(params, batch).flatten(0, 1), batch["y"].flatten(), self._tokens(batch).flatten()
 
+    def chosen(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(-1)
+
     def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         return shares(outputs, targets, weights)
 

@@ -93,6 +93,10 @@ class BaseTask:
         """What a memory holds of a batch: features (items, dim), targets (items), which of them count (items)."""
         return self.features(params, batch), batch["y"], batch["mask"]
 
+    def chosen(self, outputs: Tensor) -> Tensor:
+        """The targets that these outputs foretell."""
+        return outputs[..., 0]
+
     def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """What weighted neighbours say, (items, neighbours) each, in the form of `outputs`: their mean target."""
         return (weights * targets).sum(-1).reshape(outputs.shape)
@@ -281,6 +285,9 @@ class Classification(BaseTask):
     def _sign(self, y: Tensor) -> Tensor:
         return 2.0 * y - 1.0
 
+    def chosen(self, outputs: Tensor) -> Tensor:
+        return (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
+
     def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         if self.hinge:  # 2 p - 1, on the scale of the margin
             return super().vote(outputs, self._sign(targets), weights)
@@ -313,13 +320,13 @@ class Classification(BaseTask):
     def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
         if metric == "loss":
             return self.example_losses(outputs, batch["y"])
-        chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
+        chosen = self.chosen(outputs)
         right = (chosen == batch["y"]).float()
         return right if metric == "accuracy" else 1 - right
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         y, mask = batch["y"], batch["mask"]
-        chosen = (outputs[..., 0] > 0).long() if self.hinge else outputs.argmax(-1)
+        chosen = self.chosen(outputs)
         correct = ((chosen == y).float() * mask).sum()
         loss = (self.example_losses(outputs, y) * mask).sum()
         sums = {"accuracy": correct, "error": mask.sum() - correct, "loss": loss}
