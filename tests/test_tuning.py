@@ -297,6 +297,27 @@ def test_the_preset_of_group_personalized_fl_is_section_5_2() -> None:
     assert preset.experiment == {"cohort": {"size": 100}, "model": {"name": "char-lstm"}}
 
 
+@pytest.mark.parametrize(
+    ("name", "warm", "rounds"),
+    [
+        ("emnist", 100, 1500), ("stackoverflow", 100, 1500), ("landmarks", 8000, 30000), ("ted", 100, 1500),
+        ("school", 100, 401), ("vehicle", 100, 401), ("adni", 20, 50),
+    ],
+)  # fmt: skip
+def test_presets_say_the_papers_warm_start(here: Path, name: str, warm: int, rounds: int) -> None:
+    """Appendix C: num_warmstart_fedavg_rounds of devices, a fifth of the rounds of silos, 20 of 70 of ADNI."""
+    methods = '["hypcluster"]' if name == "adni" else '["hypcluster", "hypcluster-cold"]'
+    table = f'[compare]\npreset = "motley-{name}"\nmethods = {methods}\ntune = false\n'
+    Path("c.toml").write_text(f'[data]\nsource = "exam"\n{table}')
+    made = Comparison.read(Path("c.toml"), Path("out"))
+    made._check()
+    first, then = made._stages("hypcluster", {})
+    assert (first["method"], first["rounds"], then["rounds"]) == ("ensemble", warm, rounds)
+    assert first["k"] == then["k"]
+    if name != "adni":
+        assert [stage["method"] for stage in made._stages("hypcluster-cold", {})] == ["hypcluster"]
+
+
 def test_a_preset_gives_what_the_file_does_not(here: Path) -> None:
     compare = '[compare]\npreset = "motley-school"\nmethods = ["finetune"]\nrounds = 3\n[compare.knobs.fedavg]\n'
     Path("c.toml").write_text(f'[data]\nsource = "school"\n[cohort]\nsize = 5\n{compare}batch_size = 8\n')

@@ -185,7 +185,8 @@ def print_presets(found: list[dict[str, Any]]) -> None:
     for column in ("preset", "what", "methods"):
         table.add_column(column, overflow="fold")
     for preset in found:
-        table.add_row(preset["name"], escape(preset["title"]), ", ".join(preset["methods"]))
+        what = "\n".join([preset["title"], *(f"- {note}" for note in preset["notes"])])
+        table.add_row(preset["name"], escape(what), ", ".join([*preset["methods"], *preset["entries"]]))
     console = Terminal()
     console.print(table)
     console.print(

@@ -85,12 +85,12 @@ class Comparison:
         if table is None:
             raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
         expected = raw.pop("expected", {})
-        asked = check_compare(table, str(path))
+        preset = Preset.read(table["preset"]) if isinstance(table.get("preset"), str) else None
+        asked = check_compare(preset.entries_below(table) if preset else table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
         methods = tuple(dict.fromkeys([*(asked.methods or default_methods(raw.get("data"))), *asked.entries]))
         knobs, grids, rounds = asked.knobs, asked.grid, asked.rounds
-        if asked.preset:
-            preset = Preset.read(asked.preset)
+        if preset:
             raw = preset.below(raw)
             grids = {**preset.grid, **grids}
             knobs = preset.knobs_below(knobs, tuned=not asked.tune)

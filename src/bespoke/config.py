@@ -156,7 +156,7 @@ class CompareConfig(_Strict):
         default=60, description="training rounds; auto: until validation stops improving"
     )
     tune: bool = True
-    preset: str | None = Field(default=None, description="where grid, knobs and rounds come from that are not given")
+    preset: str | None = Field(default=None, description="where grid, knobs, entries, rounds come from if not given")
     tune_seeds: Any = Field(default=1, description="how many seeds a trial is run with, a list of them, or 'all'")
     knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
     grid: dict[str, dict[str, Any]] = Field(default={}, description="knobs to try by method")

@@ -97,10 +97,10 @@ def title(method: type[Method]) -> str:
     return getattr(method, "title", method.__name__)
 
 
-def check_entries(entries: dict[str, dict[str, Any]], where: str) -> None:
+def check_entries(entries: dict[str, dict[str, Any]], where: str, table: str = "compare.entries") -> None:
     """Labels that can be folders, methods that exist; knobs are checked with the experiment."""
     for label, given in entries.items():
-        place = f"{where}: [compare.entries.{label}]"
+        place = f"{where}: [{table}.{label}]"
         if not LABEL.fullmatch(label):
             raise UserError(f"{place}: a label consists of letters, digits, spaces and any of _ . + -")
         before = given.get("before", [])

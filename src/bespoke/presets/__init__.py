@@ -1,8 +1,10 @@
 """Presets: what a paper tried, what it held fixed, and what it found best, as TOML files.
 
-A preset has no data. `grid`, `knobs` and `best` are tables by method; `experiment` holds tables of an experiment file
-that go with them (cohort, split); `rounds` is how long the paper trained. Presets of the package lie beside this file,
-presets of a project in its folder `presets/`; any other is named by its path.
+A preset has no data. `grid`, `knobs` and `best` are tables by method; `entries` are entries of a comparison, by label,
+which says what is trained before a method (a warm start), and hold where the comparison's methods name them;
+`experiment` holds tables of an experiment file that go with them (cohort, split); `rounds` is how long the paper
+trained. Presets of the package lie beside this file, presets of a project in its folder `presets/`; any other is named
+by its path.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bespoke.config import explain, read_toml
 from bespoke.data.arrays import write_text
+from bespoke.entries import check_entries
 from bespoke.errors import UserError, unknown
 
 HERE = Path(__file__).parent
@@ -34,6 +37,7 @@ class _File(BaseModel):
     knobs: ByMethod = {}
     grid: ByMethod = {}
     best: ByMethod = {}
+    entries: ByMethod = {}
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Preset:
     knobs: ByMethod = field(default_factory=dict)
     grid: ByMethod = field(default_factory=dict)
     best: ByMethod = field(default_factory=dict)
+    entries: ByMethod = field(default_factory=dict)
 
     @classmethod
     def read(cls, name: str) -> Preset:
@@ -60,6 +65,7 @@ class Preset:
             found = _File.model_validate(read_toml(path))
         except ValidationError as error:
             raise explain(error, _File, f"preset {path}") from None
+        check_entries(found.entries, f"preset {path}", "entries")
         return cls(path.stem, **{key: getattr(found, key) for key in _File.model_fields})
 
     def methods(self) -> list[str]:
@@ -74,6 +80,11 @@ class Preset:
         """Fixed knobs by method: the preset's (with `tuned` its best values too), and over them those given."""
         under = {m: joined(self.knobs.get(m, {}), self.best.get(m, {}) if tuned else {}) for m in self.methods()}
         return {m: joined(under.get(m, {}), knobs.get(m, {})) for m in [*under, *knobs]}
+
+    def entries_below(self, table: dict[str, Any]) -> dict[str, Any]:
+        """A [compare] table with those of the preset's entries that its methods name."""
+        named = {label: entry for label, entry in self.entries.items() if label in (table.get("methods") or ())}
+        return {**table, "entries": {**named, **table.get("entries", {})}} if named else table
 
     def write(self, path: Path) -> None:
         """Write it for others to use; an existing file is not replaced."""
