@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import bespoke as library
 from bespoke.data import arrays
@@ -151,6 +153,14 @@ def test_names_that_differ_by_zero_characters_only() -> None:
     table["client"] = table["client"].map({"c0": "a", "c1": "a\0"})
     table.to_parquet("t.parquet")
     refused(compare("t.parquet"), r"'a\x00'", "zero character")
+
+
+def test_parquet_texts_that_are_none() -> None:
+    """Bytes that are no UTF-8, as a damaged page holds them; Arrow reads them without a word."""
+    table = pa.table({"client": ["a", "b"] * 30, "y": range(60), "word": ["\u00e4pfel"] * 60})
+    parquet.write_table(table, "t.parquet", compression="none", use_dictionary=False)
+    Path("t.parquet").write_bytes(Path("t.parquet").read_bytes().replace("\u00e4".encode(), b"\xec("))
+    refused(compare("t.parquet"), "t.parquet", "not a readable Parquet file", "UTF8")
 
 
 def _one_example_each(table: pd.DataFrame) -> None:

@@ -57,6 +57,7 @@ def _read_parquet(path: Path) -> pa.Table:
     try:
         table = pyarrow.parquet.read_table(path)
         table.column_names  # noqa: B018  (decoded only here)
+        table.validate(full=True)  # texts, too, are decoded only where they are used
         return table
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({_first_line(error)})") from None

@@ -347,6 +347,7 @@ def read_columns(path: Path, names: Sequence[str]) -> list[list[Any]]:
 
     try:
         table = pyarrow.parquet.read_table(path)
+        table.validate(full=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise damaged(path, f"no readable Parquet file ({error})", "a Parquet file") from None
     if not set(names) <= set(table.column_names):
