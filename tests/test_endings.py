@@ -18,6 +18,8 @@ from bespoke.watcher import Interrupted
         (MemoryError(), 1, "bespoke: not enough memory; use fewer --workers or a smaller --cohort\n"),
         (PermissionError(13, "Permission denied", "runs/x"), 2,
          "bespoke: no permission for runs/x (Permission denied); choose another place with --out\n"),
+        (FileExistsError(17, "File exists", "t.csv"), 2,  # a folder was to be made there
+         "bespoke: t.csv cannot be used: File exists; choose another name\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )  # fmt: skip

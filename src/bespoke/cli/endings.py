@@ -91,7 +91,7 @@ def _failed(error: OSError) -> int:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         say(_with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error))
         return 2
-    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+    if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
         say(f"bespoke: {place} cannot be used: {reason}; choose another name")
         return 2
     say(_with_notes(f"bespoke: {place}: {reason}", error))
