@@ -31,6 +31,7 @@ from bespoke.methods.grouped import stacked
 from bespoke.models import NETWORKS
 from bespoke.models.frozen import FrozenLM
 from bespoke.models.language import LanguageModel
+from bespoke.models.lora import AdapterLM, LoraLM
 from bespoke.models.prefix import PrefixLM
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.privacy.release import RELEASE
@@ -276,6 +277,8 @@ def _task(about: dict[str, Any], where: str) -> BaseTask:
     network = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in described.items()})
     if about["task"] == "classification":
         return Classification(network, hinge=about["hinge"])
+    if isinstance(network, LoraLM):
+        return AdapterLM(network)
     if isinstance(network, FrozenLM):
         return PrefixLM(network, contexts=len(about["contexts"]) or 1)
     return Regression(network) if about["task"] == "regression" else LanguageModel(network)

@@ -9,6 +9,7 @@ from bespoke.errors import UserError, unknown
 from bespoke.models.char_lstm import AdaptiveCharLSTM, CharLSTM
 from bespoke.models.frozen import FrozenLM
 from bespoke.models.language import LanguageModel
+from bespoke.models.lora import LoraLM
 from bespoke.models.metric import MOST_CLASSES
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import (
@@ -43,7 +44,7 @@ MODELS = {
     "char-lstm": "words by a character CNN, LSTM layers of 512, softmax over all words (`tied`: their own vectors)",
     "char-lstm-adaptive": "the same with an adaptive softmax, in which rare words share narrow layers",
     "sentiment-lstm": "LSTM layers over frozen word vectors and a dense layer, for classes of sentences",
-    "frozen": "a pretrained causal language model, `pretrained` by folder, GGUF file or hub name: a prefix is learned",
+    "frozen": "a pretrained language model, `pretrained` by folder, GGUF file or hub name; a prefix or LoRA is learned",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
 NETWORKS: dict[str, type[Network]] = {
@@ -64,6 +65,7 @@ NETWORKS: dict[str, type[Network]] = {
         SentimentLSTM,
         Transformer,
         FrozenLM,
+        LoraLM,
     )
 }
 _KINDS = {
@@ -93,7 +95,7 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), character (char-lstms), tied (char-lstm), width (transformer, spectrogram-cnn), heads
     (transformer), norm_groups (mobilenet, spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init
-    (linear), pretrained, given (frozen).
+    (linear), pretrained, given, adapt, rank, alpha (frozen).
     """
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":

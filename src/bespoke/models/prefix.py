@@ -88,13 +88,15 @@ class PrefixLM(LanguageModel):
 
 
 def prefix_task(about: dict[str, Any], safe: bool, options: dict[str, Any]) -> PrefixLM:
-    """The task of a frozen model by the options of [model]: pretrained, given, l2."""
-    known = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0}
+    """The task of a frozen model by the options of [model]: pretrained, given, l2, adapt; rank, alpha of adapters."""
+    known: dict[str, Any] = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0, "adapt": "prefix"}
+    if options.get("adapt") == "lora":
+        known |= {"rank": 8, "alpha": 16.0}
     for option in options:
         if option not in known:
             raise unknown("key", option, known, "[model] of 'frozen'")
     found = {**known, **options}
-    name, given, l2 = (found[option] for option in known)
+    name, given, l2, adapt = (found[option] for option in ("pretrained", "given", "l2", "adapt"))
     if not isinstance(name, str) or not name:
         raise UserError(
             "[model] of 'frozen' needs pretrained = '...': the folder of a language model, a GGUF file, a name of the "
@@ -103,7 +105,11 @@ def prefix_task(about: dict[str, Any], safe: bool, options: dict[str, Any]) -> P
     for option, fits, wanted in (
         ("given", type(given) is int and given >= 0, "a whole number of zero or more"),
         ("l2", type(l2) in (int, float) and 0 <= l2 < float("inf"), "a number of zero or more"),
-    ):
+        ("adapt", adapt in ("prefix", "lora"), "'prefix' (embeddings before a text) or 'lora' (low-rank adapters)"),
+        ("rank", type(found.get("rank", 1)) is int and found.get("rank", 1) > 0, "a whole number of one or more"),
+        ("alpha", type(found.get("alpha", 1)) in (int, float) and 0 < found.get("alpha", 1) < float("inf"),
+         "a number above zero"),
+    ):  # fmt: skip
         if not fits:
             raise UserError(f"[model] of 'frozen': {option} = {found[option]!r}: it has to be {wanted}")
     if about.get("pretrained") != name:
@@ -117,6 +123,11 @@ def prefix_task(about: dict[str, Any], safe: bool, options: dict[str, Any]) -> P
             f"texts of {len(about['features'])} tokens and a prefix are too long for {name!r}, which knows {longest} "
             "positions; set a smaller length in [data]"
         )
+    if adapt == "lora":
+        from bespoke.models.lora import AdapterLM, LoraLM
+
+        network = LoraLM(name, found["rank"], float(found["alpha"]))
+        return AdapterLM(network, l2=float(l2), safe=safe, given=given)
     return PrefixLM(
         FrozenLM(name), l2=float(l2), safe=safe, contexts=len(about.get("contexts", ())) or 1, given=given
     )  # fmt: skip

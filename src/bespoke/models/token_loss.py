@@ -43,12 +43,12 @@ class _HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         (scale,) = grads
         features, head, slope = ctx.saved_tensors
         # the slope is the largest by far: scale what is made of it
         to_features = (slope @ head) * scale if ctx.needs_input_grad[0] else None  # none below a frozen model's head
-        to_head = slope.mT @ (features * scale)
+        to_head = slope.mT @ (features * scale) if ctx.needs_input_grad[1] else None
         biased = ctx.biased and ctx.needs_input_grad[2]
         return to_features, to_head, slope.sum(0) * scale if biased else None, None, None
 

@@ -1,0 +1,119 @@
+"""A pretrained language model with low-rank adapters, which are all that is learned (Hu et al., LoRA, ICLR 2022).
+
+The package peft puts them in: a layer's weight W becomes W + alpha / rank B A. The frozen weights are those of the one
+copy in the process; adapters are parameters that go in, so that every client may have its own. B begins as zeros: the
+model begins as it was pretrained.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bespoke import pretrained
+from bespoke.errors import UserError
+from bespoke.models.frozen import NOTHING, FrozenLM, buckets
+from bespoke.models.language import ITEMS
+from bespoke.models.prefix import PrefixLM
+from bespoke.models.task import cut, joined
+from bespoke.models.token_loss import head_judged, head_loss
+from bespoke.tensors import Params
+
+ENDING = ".default.weight"  # of a parameter that peft calls its adapter's
+
+
+@dataclass(frozen=True)
+class LoraLM(FrozenLM):
+    """A pretrained model by name; its parameters are adapters of the layers that peft adapts in such a model."""
+
+    rank: int = 8
+    alpha: float = 16.0
+
+    vectorizes = False
+
+    def init(self, seed: int) -> Params:
+        """A as a linear layer begins, B zeros: as peft has it."""
+        generator, found = torch.Generator().manual_seed(seed), {}
+        for name, leaf in _adapted(self.pretrained, self.rank, self.alpha).named_parameters():
+            if name.endswith(f"lora_A{ENDING}"):
+                drawn = torch.rand(leaf.shape, generator=generator)
+                found[name.removesuffix(ENDING)] = (2 * drawn - 1) / leaf.shape[1] ** 0.5
+            elif name.endswith(f"lora_B{ENDING}"):
+                found[name.removesuffix(ENDING)] = torch.zeros(leaf.shape)
+        return found
+
+    def fresh(self, seed: int) -> Params:
+        return self.init(seed)
+
+    def __call__(self, params: Params, x: Tensor) -> Tensor:
+        return self.logits(self.features(params, x))
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """The representation before the last layer at each token; adapters that are not given change nothing."""
+        body = _adapted(self.pretrained, self.rank, self.alpha)
+        given = {f"{name}{ENDING}": leaf for name, leaf in params.items() if "lora_" in name}
+        words = F.embedding(x.long(), pretrained.language_model(self.pretrained).get_input_embeddings().weight)
+        seen = torch.func.functional_call(body, given, kwargs={"inputs_embeds": words, "use_cache": False})
+        return seen.last_hidden_state
+
+
+@dataclass(frozen=True)
+class AdapterLM(PrefixLM):
+    """The next token of texts by a model with adapters; contexts are not told apart."""
+
+    network: LoraLM
+
+    batches_clients = False
+
+    def loss(self, params: Params, batch: Params) -> Tensor:
+        targets, (head, bias), total = self._targets(batch), self.network.layer(), torch.zeros(())
+        for rows, long in buckets(targets):
+            here = targets[rows, :long]
+            counted = here != NOTHING
+            seen, words = self.network.features(params, batch["x"][rows, :long])[counted], here[counted]
+            total = total + head_loss(seen, head, bias, words, torch.ones(len(words)))
+        return self._penalized(total / self._tokens(batch).sum().clamp(min=1.0), params)
+
+    def features(self, params: Params, batch: Params) -> Tensor:
+        return self.network.features(params, batch["x"])
+
+    @torch.no_grad()
+    def judged(self, params: Params, rows: Params) -> Params:
+        pieces = []
+        for block in cut(rows, ITEMS // rows["x"].shape[-1]):
+            targets = self._targets(self.scored_rows(block))
+            scores = torch.zeros(*targets.shape, 2)
+            for some, long in buckets(targets):
+                counted = targets[some, :long] != NOTHING
+                seen = self.network.features(params, block["x"][some, :long])[counted]
+                found = torch.zeros(*counted.shape, 2)
+                found[counted] = head_judged(seen, *self.network.layer(), targets[some, :long][counted]).mT
+                scores[some, :long] = found
+            pieces.append({"losses": scores[..., 0], "right": scores[..., 1]})
+        return joined(pieces)
+
+
+@cache
+def _adapted(name: str, rank: int, alpha: float) -> Any:
+    """The model below its last layer with adapters put in, beside the plain one; both have the same frozen tensors."""
+    try:
+        import peft
+    except ImportError:
+        raise UserError("adapt = 'lora' needs the package peft: pip install 'bespoke-fl[lora]'") from None
+    plain = pretrained.language_model(name)
+    model = copy.deepcopy(plain, {id(leaf): leaf for leaf in (*plain.parameters(), *plain.buffers())})
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0)
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of layers that store their weight turned, which peft handles
+            peft.inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise UserError(f"peft knows no layers of {name!r} to adapt ({str(error).splitlines()[0]})") from None
+    return model.eval().requires_grad_(False).base_model
