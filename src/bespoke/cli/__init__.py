@@ -10,6 +10,7 @@ from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
     models,
     personal,
     rescore,
+    studio,
 )
 from bespoke.cli.app import app
 from bespoke.cli.endings import program

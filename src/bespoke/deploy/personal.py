@@ -19,6 +19,8 @@ from torch import Tensor
 from bespoke.config import ExperimentConfig, check_stage, read_config
 from bespoke.data import tfidf
 from bespoke.data.arrays import open_arrays, write_arrays, write_text
+from bespoke.data.population import Population
+from bespoke.data.splits import Part, Support, Train
 from bespoke.data.standardize import client_scaling
 from bespoke.data.words import Vocabulary
 from bespoke.engines.host import ClientWork, Host, Mode
@@ -76,6 +78,7 @@ class Models:
         begun = folder.beginning(found.stage).server  # a client never seen holds what the stage began with
         start, setting = begun["params"], experiment.setting(found.stage, begun)
         self.host.open(ClientWork(self.method, experiment.split.train, experiment.transforms, setting), start)
+        self.start, self.setting = start, setting
         for name in found.segments:
             self.host.load_private(folder.path / "private" / name)
         self.server = found.server if found.round >= 0 else self.method.init_server(start, setting)
@@ -98,6 +101,23 @@ class Models:
             self.method.broadcast(self.server), own, client, support, candidate, key, rows
         )  # fmt: skip
         return model, self.method.candidates()[candidate]
+
+    def newcomer(self, rows: Population) -> Tree:
+        """The personal model of a client that the run does not know, made by the method on rows of its own."""
+        if self.method.unicast(self.server, 0):
+            raise UserError(f"{self.method.name} sends each client something of its own: new users have none")
+        whole, one = Part(0, (1.0,)), np.zeros(1, np.int64)
+        host = Host(rows, Mode(vectorized=False))
+        host.open(ClientWork(self.method, Train(rows, one, whole), setting=self.setting), self.start)
+        key, group = int(mix("newcomer", self.experiment.seed)), None if self.groups is None else one
+        support, candidate = Support(rows, one, whole), self.choices["default"]
+        return host.personal(self.method.broadcast(self.server), None, 0, support, candidate, key, group)
+
+    def kept(self, name: str) -> tuple[NDArray[np.int64], Tree]:
+        """The clients that have trained, and this part of their private state: a simulation may look at it."""
+        clients = np.array(sorted(self.host.private.slots), dtype=np.int64)
+        held = self.host.private.read(clients)
+        return clients, (held["method"] if self.host.work.remembers else held)[name]
 
     def shared(self, group: int = 0) -> Params | None:
         """The network's parameters that a group of clients has in common; group 0: all clients. None if there are none.
