@@ -7,6 +7,10 @@ After a stage that hands on a model for each group, w is that of the client's gr
 
 With `solver = "exact"` there are no rates and epochs: a candidate minimises sum_i loss_i(v) + pull / 2 ||v - w||^2 in
 the last layer (of a linear model: all there is), for each of `pulls` and, for the intercept, of `intercepts`.
+
+Two ways to keep more of what the shared model knows, which Motley asks for: `blend` adds the models between the shared
+and the tuned one as candidates, w + b (w_e - w) (WiSE-FT: Wortsman et al., CVPR 2022); `part = "last-then-all"` trains
+the last layer in the first half of the epochs and all layers in the second (LP-FT: Kumar et al., ICLR 2022).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from bespoke.method import Batches, Batching, Method, Setting, knob
 from bespoke.methods.descend import descend
 from bespoke.methods.grouped import stacked
 from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
-from bespoke.tensors import Params, Tree, take
+from bespoke.tensors import Params, Tree, add_scaled, subtract, take
 
 FREE, BOUND = 1e-6, 1e6  # pulls, in rows: at these a coefficient is as good as free, or held
 
@@ -39,7 +43,12 @@ class FineTune(Method):
     batch_size: int = knob(32, "batch size", ge=1)
     drop_last: bool = knob(False, "leave out the last, partial batch")
     reshuffle: bool = knob(False, "draw the batches anew for every epoch (not so in Motley's cross-device code)")
-    part: Literal["all", "last"] = knob("all", "what is trained: all layers, or the last one")
+    part: Literal["all", "last", "last-then-all"] = knob(
+        "all", "what is trained: all layers, the last one, or the last one in the first half of the epochs, then all"
+    )
+    blend: tuple[float, ...] = knob(
+        (1.0,), "parts of the way from the shared to the tuned model to try; 1 is the tuned model", gt=0, le=1
+    )
     choose: Literal["global", "client", "last", "auto"] = knob(
         "global",
         "who chooses among candidates: all clients together, each client, nobody (the last one), or whichever of the "
@@ -76,24 +85,32 @@ class FineTune(Method):
 
     def candidates(self) -> tuple[str, ...]:
         if self.solver == "exact":
-            return ("epoch 0", *(f"pull {p:g}, intercept {i:g}" for i in self.intercepts for p in self.pulls))
-        epochs = self.epochs_kept()
-        return ("epoch 0", *(f"lr {lr:g}, epoch {e}" for lr in self.lrs for e in epochs))
+            tuned = [f"pull {p:g}, intercept {i:g}" for i in self.intercepts for p in self.pulls]
+        else:
+            tuned = [f"lr {lr:g}, epoch {e}" for lr in self.lrs for e in self.epochs_kept()]
+        if self.blend != (1.0,):
+            tuned = [f"{name}, blend {part:g}" for name in tuned for part in self.blend]
+        return ("epoch 0", *tuned)
 
     def epochs_kept(self) -> list[int]:
         return [e for e in range(1, self.epochs + 1) if e % self.every == 0 or e == self.epochs]
 
     def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
-        yield down["params"]
-        if self.solver == "exact":
-            yield from self.fits(down["params"], support.rows())
-            return
-        only = getattr(self.task, "last_layer", ()) if self.part == "last" else ()
-        kept = set(self.epochs_kept())
+        shared = down["params"]
+        yield shared
+        tuned = self.fits(shared, support.rows()) if self.solver == "exact" else self.epochs_of(shared, support)
+        for params in tuned:
+            for part in self.blend:
+                yield params if part == 1 else add_scaled(shared, subtract(params, shared), part)
+
+    def epochs_of(self, shared: Params, support: Batches) -> Iterator[Params]:
+        """The models after the epochs that are kept, for every learning rate."""
+        last, kept = getattr(self.task, "last_layer", ()), set(self.epochs_kept())
+        early = {"all": 0, "last": self.epochs, "last-then-all": self.epochs // 2}[self.part]
         for lr in self.lrs:
-            params = down["params"]
+            params = shared
             for epoch, batches in enumerate(support.epochs(), start=1):
-                params = descend(self.task, params, batches, lr=lr, only=only)
+                params = descend(self.task, params, batches, lr=lr, only=last if epoch <= early else ())
                 if epoch in kept:
                     yield params
 

@@ -6,7 +6,7 @@ fine-tuning; indeed it is fine-tuning of a model that nobody has trained.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bespoke.method import knob
@@ -19,6 +19,7 @@ class Local(FineTune):
 
     epochs: int = knob(50, "most epochs; the best is chosen on validation data", ge=1)
     reshuffle: bool = knob(True, "draw the batches anew for every epoch")
+    blend: tuple[float, ...] = field(default=(1.0,), init=False)  # no knob: there is no shared model
     every: int = knob(2, "epochs between two candidates", ge=1)
 
     name = "local"

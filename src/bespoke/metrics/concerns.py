@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MUCH_HURT = 0.25
 SIZEABLE = 20  # test examples from which a client's own number is more than noise
 MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
-ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6)}  # as good as free, or as held
+# as good as free, or as held; the tuned model itself
+ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6), ("blend", 1.0)}
 PERFECT = 0.005  # of a constant prediction's error: a shared model that leaves less is too good to be true
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
 STILL_IMPROVING = 0.01  # of a validation curve in the last tenth of its rounds: it has not converged
