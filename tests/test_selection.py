@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.selection import Acceptance, Choice, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.selection import (
+    Acceptance,
+    Choice,
+    QueryScores,
+    SupportScores,
+    ValidationScores,
+    accepted,
+    choose,
+    choose_by_size,
+)
 
 # three clients, three candidates; the metric is a sum divided by the count: means are the sums over 2
 SUMS = np.array([[4.0, 2.0, 2.0], [4.0, 6.0, 6.0], [np.nan, np.nan, np.nan]])
@@ -52,6 +61,26 @@ def test_a_candidate_that_diverged_is_never_chosen() -> None:
     sums = SUMS.copy()
     sums[1, 1] = np.nan
     assert choose(scores(sums), "mse", False, "client").own[20] == 2
+
+
+def test_clients_with_as_many_examples_choose_together() -> None:
+    """Clients 0 to 39 have 1 to 40 examples: the ten smallest do best with candidate 0, all others with candidate 1.
+
+    A client of another population takes the choice of the part that its own number of examples falls in.
+    """
+    clients, sizes = np.arange(40), np.arange(1, 41)
+    small = (sizes <= 10)[:, None]
+    sums = np.where(small, [[1.0, 2.0, 3.0]], [[2.0, 1.0, 3.0]])
+    found = ValidationScores(clients, {"mse": sums, "count": np.ones((40, 3))})
+    rule = choose_by_size(found, sizes, "mse", True)
+    assert rule.edges.tolist() == [11, 21, 31]
+    assert rule.choice((clients, sizes)).of(clients).tolist() == [0] * 10 + [1] * 30
+    assert rule.choice((np.array([7, 8, 9]), np.array([10, 11, 500]))).of(np.array([7, 8, 9])).tolist() == [0, 1, 1]
+    assert choose_by_size(found, sizes, "mse", False, allowed=[0, 1]).choice((clients, sizes)).own[0] == 1
+    few = ValidationScores(clients[:12], {name: each[:12] for name, each in found.sums.items()})
+    assert choose_by_size(few, sizes[:12], "mse", True).picks == (0,)  # too few clients for parts
+    with pytest.raises(TypeError, match="would leak"):
+        choose_by_size(QueryScores(clients, found.sums), sizes, "mse", True)  # type: ignore[arg-type]
 
 
 def test_nobody_has_validation_rows() -> None:

@@ -16,7 +16,7 @@ from bespoke.engines.host import ROWS, Scores
 from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.randomness import generator, mix
-from bespoke.selection import Choice, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.selection import Choice, QueryScores, SupportScores, ValidationScores, accepted, choose, choose_by_size
 from bespoke.stages import Experiment
 from bespoke.tensors import Tree
 from bespoke.watcher import Interrupted, Progress
@@ -94,6 +94,10 @@ class Scoring:
         found: Any = scores.get("support" if who == "support" else "validation")
         if found is None:  # nobody can choose: the last candidate, which was trained longest
             return Choice(len(method.candidates()) - 1, {})
+        if who == "size":
+            judged, tested = (part.support for part in (self.experiment.split.selection, self.experiment.split.test))
+            by_size = choose_by_size(found, judged.sizes(found.clients), metric, lower, allowed)
+            return by_size.choice(*((rows.clients, rows.sizes()) for rows in (judged, tested)))
         if who == "support":
             lower, metric = True, "loss"
         return choose(found, metric, lower, who, allowed)
@@ -179,7 +183,8 @@ class Scoring:
         plain = self.pick(scores)
         if split.kind == "cross-device":  # what is common is chosen on the validation clients, the rest by each itself
             held_out = self.examine(split, server, others, {"validation": split.selection.validation}, tell=True)
-            plain = Choice(self.pick(held_out).default, plain.own)
+            chosen = self.pick(held_out)
+            plain = chosen if self.method.choose == "size" else Choice(chosen.default, plain.own)
         query, own, common = scores["query"], scores.get("validation"), held_out.get("validation")
         assert isinstance(query, QueryScores)
         assert own is None or isinstance(own, ValidationScores)

@@ -6,7 +6,7 @@ Scores of query rows are another type: they can be read at a choice already made
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
 Who = Literal["global", "client", "support", "last"]
+PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at least
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,23 @@ class Choice:
         return np.array([self.own.get(int(client), self.default) for client in clients], dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class BySize:
+    """A candidate for each part of the clients by how many examples they adapt on."""
+
+    edges: NDArray[Any]  # least examples of the second part, of the third ...
+    picks: tuple[int, ...]
+    common: int
+
+    def choice(self, *parts: tuple[Ints, Ints]) -> Choice:
+        """That of these clients, who have so many examples."""
+        own: dict[int, int] = {}
+        for clients, sizes in parts:
+            place = np.searchsorted(self.edges, sizes, side="right")
+            own |= {int(client): self.picks[i] for client, i in zip(clients, place)}
+        return Choice(self.common, own)
+
+
 def choose(
     scores: ValidationScores | SupportScores,
     metric: str,
@@ -101,6 +119,22 @@ def choose(
         return Choice(common, {})
     own = candidates[np.argmin(cost[:, candidates], axis=1)]
     return Choice(common, {int(c): int(k) for c, k, s in zip(scores.clients, own, seen) if s})
+
+
+def choose_by_size(
+    scores: ValidationScores, sizes: Ints, metric: str, lower_is_better: bool, allowed: list[int] | None = None
+) -> BySize:
+    """The best candidate of each part of the clients, in parts of as many clients by their numbers of examples."""
+    parts = max(min(PARTS, len(sizes) // LEAST), 1)
+    edges = np.unique(np.quantile(sizes, np.arange(1, parts) / parts, method="higher"))
+    common = choose(scores, metric, lower_is_better, allowed=allowed).default
+    picks = []
+    for part in range(len(edges) + 1):
+        inside = np.searchsorted(edges, sizes, side="right") == part
+        some = ValidationScores(scores.clients[inside], {name: each[inside] for name, each in scores.sums.items()})
+        seen = (some.sums["count"] > 0).any()
+        picks.append(choose(some, metric, lower_is_better, allowed=allowed).default if seen else common)
+    return BySize(edges, tuple(picks), common)
 
 
 def accepted(

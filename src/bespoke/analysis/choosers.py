@@ -1,7 +1,7 @@
 """Who should choose epoch and learning rate: all clients together, or each for itself? Motley's Figures 8 and 10.
 
 The same candidates, chosen in both ways on validation rows and read on query rows. With few validation rows of its own
-a client chooses what fits these few.
+a client chooses what fits these few. Between the two lie clients with about as many examples, which choose together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
     method, experiment = run.method, run.experiment
     metric, lower, allowed = experiment.metric, experiment.lower_is_better, run.allowed(method)
     shared = run.shared(found)
-    picked = {who: run.choice(found, who, allowed) for who in ("global", "client")}
+    picked = {who: run.choice(found, who, allowed) for who in ("global", "client", "size")}
     values = {who: found.query.at(choice, metric) for who, choice in picked.items()}
     gain = (values["global"] - values["client"]) * (1 if lower else -1)
     known = gain[np.isfinite(gain)]

@@ -34,7 +34,16 @@ from bespoke.method import Method, Setting
 from bespoke.randomness import mix
 from bespoke.runfolder import RunFolder
 from bespoke.scoring import ONE_BY_ONE, SCORES, Scored, examined
-from bespoke.selection import Choice, Floats, QueryScores, SupportScores, ValidationScores, accepted, choose
+from bespoke.selection import (
+    Choice,
+    Floats,
+    QueryScores,
+    SupportScores,
+    ValidationScores,
+    accepted,
+    choose,
+    choose_by_size,
+)
 from bespoke.stages import Experiment, restore_empty
 from bespoke.tensors import Params, Tree
 from bespoke.watcher import Interrupted, Progress, Silent
@@ -211,6 +220,11 @@ class Finished:
             return choose(found.support, "loss", True, who, allowed)
         if found.held_out is None:
             return Choice(allowed[-1], {})
+        if who == "size":
+            split = self.experiment.split
+            judged = split.selection.support.sizes(found.held_out.clients)
+            by_size = choose_by_size(found.held_out, judged, metric, lower, allowed)
+            return by_size.choice((self.clients, split.test.support.sizes(self.clients)))
         common = choose(found.held_out, metric, lower, who, allowed)
         own = choose(found.own, metric, lower, who, allowed).own if found.own is not None else {}
         return Choice(common.default, own)

@@ -49,10 +49,10 @@ class FineTune(Method):
     blend: tuple[float, ...] = knob(
         (1.0,), "parts of the way from the shared to the tuned model to try; 1 is the tuned model", gt=0, le=1
     )
-    choose: Literal["global", "client", "last", "auto"] = knob(
+    choose: Literal["global", "client", "size", "last", "auto"] = knob(
         "global",
-        "who chooses among candidates: all clients together, each client, nobody (the last one), or whichever of the "
-        "first two is better on validation rows (auto)",
+        "who chooses among candidates: all clients together, each client, those with about as many examples together, "
+        "nobody (the last one), or whichever of the first two is better on validation rows (auto)",
     )
     keep_shared: bool = knob(True, "epoch 0, the shared model, is a candidate too (not so in Motley's cross-silo code)")
     solver: Solver = knob("sgd", SOLVER)
