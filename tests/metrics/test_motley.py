@@ -71,6 +71,22 @@ def test_the_table_by_hand(write_comparison: Write, tmp_path: Path) -> None:
     assert "| FedAvg + fine-tuning (FT) | per-client MSE mean before FT | 2.5 | 2.500 ± 0.71 |" in text
 
 
+@pytest.mark.parametrize(
+    ("chosen", "stage", "said"),
+    [
+        ({"lr": 0.1}, {}, "not compared (all layers)"),
+        ({}, {"part": "last"}, "not compared (last layer)"),
+        ({"part": "last"}, {}, "last layer"),
+    ],
+)
+def test_layers_are_compared_only_where_both_were_tried(
+    write_comparison: Write, tmp_path: Path, chosen: dict[str, object], stage: dict[str, str], said: str
+) -> None:
+    entry = {"label": "finetune", "name": "finetune", "title": "finetune", "chosen": chosen, "stages": [stage]}
+    folder = write_comparison(tmp_path / "c", {"fedavg": [[1.0]], "finetune": [[1.0]]}, compare={"methods": [entry]})
+    assert lines_of(folder)["finetune", "FT all layers vs last layer"].text == said
+
+
 # Clusters
 
 

@@ -36,6 +36,7 @@ ALGORITHMS = {
     "mocha": "MTL (Mocha)",
     "mr-mtl": "MTL (MR-MTL)",
 }
+PARTS = {"all": "all layers", "last": "last layer", "last-then-all": "last layer, then all"}
 CONCERNS = {
     "hurt": "may hurt clients",
     "grid": "tuned to the edge of what was tried",
@@ -121,7 +122,9 @@ def _of_method(
     lines += _clustering(line, table, method, entry, paper)
     if tuned:
         single = str((study.compare.get("model") or {}).get("name")) == "Linear"
-        layers = {"all": "all layers", "last": "last layer"}.get(_knob(entry, "part", "all"), "")
+        layers = PARTS[_knob(entry, "part", "all")]
+        if "part" not in (entry.get("chosen") or {}):
+            layers = f"not compared ({layers})"
         lines.append(line("FT all layers vs last layer", text="N/A (one layer)" if single else layers,
                           paper_text=str(paper.get("layers", ""))))  # fmt: skip
     chosen = _tuned(study, method, entry)
