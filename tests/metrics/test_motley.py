@@ -67,8 +67,16 @@ def test_the_table_by_hand(write_comparison: Write, tmp_path: Path) -> None:
     assert hurt.published() == "25 % ± 3 %"
     assert lines["fedavg", "tuned hyper-parameters"].text == "lr = 0.1"
     assert ("fedavg", '% clients "hurt"') not in lines
+    assert ("fedavg", "still improving on validation") not in lines  # there is no curve
     text = markdown(list(lines.values()))
     assert "| FedAvg + fine-tuning (FT) | per-client MSE mean before FT | 2.5 | 2.500 ± 0.71 |" in text
+
+
+def test_what_still_improves_is_said(write_comparison: Write, tmp_path: Path) -> None:
+    """16 rounds at 2, then 1.1 and down to 1: of the last value, a tenth was gained in the last fifth of the rounds."""
+    curve = [2.0] * 16 + [1.1, 1.1, 1.1, 1.0, 1.0]
+    folder = write_comparison(tmp_path / "c", {"fedavg": [[1.0]], "finetune": [[1.0]]}, rounds=20, curve=curve)
+    assert lines_of(folder)["fedavg", "still improving on validation"].text == "10.0 % in the last fifth of rounds"
 
 
 @pytest.mark.parametrize(

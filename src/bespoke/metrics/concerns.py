@@ -25,7 +25,7 @@ MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
 ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6), ("blend", 1.0)}
 PERFECT = 0.005  # of a constant prediction's error: a shared model that leaves less is too good to be true
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
-STILL_IMPROVING = 0.01  # of a validation curve in the last tenth of its rounds: it has not converged
+STILL_IMPROVING = 0.01  # of a validation curve in the last fifth of its rounds: it has not converged
 
 Severity = Literal["serious", "note"]
 
@@ -102,7 +102,7 @@ def _converged(summary: Summary, method: MethodSummary) -> list[Concern]:
     if not method.last_improvement > STILL_IMPROVING:
         return []
     shown = f"{percent(100 * method.last_improvement)} %"
-    text = f"{method.title} has not converged: the last tenth of its rounds still improved validation by {shown}"
+    text = f"{method.title} has not converged: the last fifth of its rounds still improved validation by {shown}"
     if method.label != summary.baseline:
         return [Concern(method.label, "convergence", f"{text}; more rounds may help it.")]
     return [Concern(method.label, "convergence", f"{text}, so gains against it may be overstated.", "serious")]

@@ -130,6 +130,8 @@ def _of_method(
     chosen = _tuned(study, method, entry)
     if chosen:
         lines.append(line("tuned hyper-parameters", text=chosen, paper_text=str(paper.get("chosen", ""))))
+    if math.isfinite(gain := method.last_improvement):
+        lines.append(line("still improving on validation", text=f"{percent(100 * gain)} % in the last fifth of rounds"))
     mine = dict.fromkeys(CONCERNS.get(concern.kind, concern.kind) for concern in found if concern.label == method.label)
     if mine:
         lines.append(line("practical concerns", text="; ".join(mine)))

@@ -57,9 +57,9 @@ def largest_cluster(runs: Sequence[Run]) -> OverSeeds | None:
 
 
 def last_improvement(runs: Sequence[Run], metric: str, lower: bool) -> float:
-    """How much the validation curve gained in the last tenth of its rounds, relative to its end; the mean over seeds.
+    """How much the validation curve gained in the last fifth of its rounds, relative to its end; the mean over seeds.
 
-    Where the curve has no point a tenth of the rounds before its end, the gain since the point before is taken in
+    Where the curve has no point a fifth of the rounds before its end, the gain since the point before is taken in
     proportion. NaN without a curve of at least ten rounds in the last stage that has rounds.
     """
     found = [improvement for run in runs if math.isfinite(improvement := _last_improvement(run, metric, lower))]
@@ -77,9 +77,9 @@ def _last_improvement(run: Run, metric: str, lower: bool) -> float:
     }  # fmt: skip
     if len(curve) < 2 or max(curve) - min(curve) < 10:
         return math.nan
-    last, tenth = max(curve), (max(curve) - min(curve)) / 10
-    before = max(number for number in curve if number <= last - tenth)
-    gain = (curve[before] - curve[last]) * (1 if lower else -1) * tenth / (last - before)
+    last, fifth = max(curve), (max(curve) - min(curve)) / 5
+    before = max(number for number in curve if number <= last - fifth)
+    gain = (curve[before] - curve[last]) * (1 if lower else -1) * fifth / (last - before)
     return gain / abs(curve[last]) if curve[last] else math.nan
 
 

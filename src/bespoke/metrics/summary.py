@@ -68,7 +68,7 @@ class MethodSummary:
     undefined: int  # client results, (seed, client) cells, in which it diverged; then the mean is infinite
     largest_cluster: OverSeeds | None  # share of the last round's clients that chose it, where there are clusters
     verdict: Verdict | None  # against the baseline, or "diverged", as the baseline too can be; else None
-    last_improvement: float  # of the validation curve in the last tenth of its rounds, relative; NaN if not known
+    last_improvement: float  # of the validation curve in the last fifth of its rounds, relative; NaN if not known
     what: str = ""  # what a reference is
 
     @property
