@@ -132,10 +132,15 @@ class Finished:
             raise Interrupted(f"stopped while analyzing {self.path}")
 
     def examined(self, method: Method, support: Support | None = None, what: str = "personal models") -> Candidates:
-        """All candidates of a method: tested clients on query, validation and (if they choose on them) support rows."""
+        """All candidates of a method: tested clients on query, validation and (if they choose on them) support rows.
+
+        With other rows to adapt on, validation rows are scored only where clients choose by them for themselves.
+        """
         split = self.experiment.split
         adapted = support or split.test.support
-        parts: dict[str, Scored] = {"validation": split.test.validation, "query": split.test.query}
+        parts: dict[str, Scored] = {"query": split.test.query}
+        if support is None or method.choose == "client" or self.experiment.stages[-1].accept is not None:
+            parts["validation"] = split.test.validation
         if method.choose == "support":
             parts["support"] = adapted
         apart = split.kind == "cross-device" and support is None

@@ -1,0 +1,115 @@
+"""The comparisons of FedPC's tables, and the analyses of their runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bespoke.analysis.analyze import Analyses, Wanted
+from bespoke.analysis.finished import reopened
+from bespoke.comparison import Comparison
+from bespoke.data.arrays import write_text
+from bespoke.engines.host import ClientWork
+from bespoke.errors import UserError
+from bespoke.methods import METHODS, FedPC, FedPCFrozen
+from bespoke.progress import Bars
+from bespoke.reports.html import write_report
+from bespoke.scoring import ONE_BY_ONE, examined
+from bespoke.selection import QueryScores
+from bespoke.space import merged
+
+HERE = Path(__file__).parent
+NUMBERS = (1, 5, 15)  # samples; all of them are the run itself
+PARTS = ("rates", "known", "withheld", "seasons", "smollm2", "private")
+PRIVATE = {"cohort": {"sampling": "full"}, "privacy": {"clip": 0.5, "epsilon": 8.0}}
+FEWER = {"fedpc": {"tune_steps": 5}}  # of the 15 updates at the end, where the model is large
+
+
+def comparison(part: str, asked: argparse.Namespace) -> Comparison:
+    """A part as a comparison; all parts but the rates take the rates that were chosen."""
+    command = f"python -m benchmarks.fedpc {part}"
+    found = Comparison.read(HERE / "tables.toml", asked.folder / part, command=command)
+    options, base = dict(found.base["data"]["options"]), found.base
+    found.methods = tuple(name for name in found.methods if name in METHODS)
+    if part == "rates":
+        found.tune, found.seeds, found.rounds = True, (100,), 4
+        options["most"], base = 200, {**base, "cohort": {"size": 10}}
+    elif part == "withheld":
+        base = {**base, "split": {"protocol": "cross-device"}}
+    elif part == "seasons":
+        found.methods, options["contexts"] = ("fedpc", "shared-prefix"), "season"
+    elif part == "smollm2":
+        found.methods, found.seeds, found.rounds = ("fedpc", "shared-prefix"), (0,), 4
+        options["most"], base = 100, {**base, "model": {**base["model"], "pretrained": "smollm2"}}
+    elif part == "private":
+        found.methods, found.seeds, base = ("fedpc", "shared-prefix"), (0,), {**base, **PRIVATE}
+    options["most"] = asked.most or options["most"]
+    if asked.pretrained:
+        base = {**base, "model": {**base["model"], "pretrained": asked.pretrained}}
+    found.base = {**base, "data": {**base["data"], "options": options}}
+    found.seeds = found.seeds[: asked.seeds] if asked.seeds else found.seeds
+    found.rounds, found.jobs = asked.rounds or found.rounds, asked.jobs
+    found.grid = {name: grid for name, grid in found.grid.items() if name in found.methods}
+    if part != "rates":
+        for name, chosen in rates(asked.folder, found.methods).items():
+            found.knobs[name] = merged(found.knobs.get(name, {}), chosen)
+    if part == "smollm2":
+        for name, knobs in FEWER.items():
+            found.knobs[name] = merged(found.knobs.get(name, {}), knobs)
+    return found
+
+
+def rates(folder: Path, methods: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The rates that the part `rates` has chosen."""
+    place = folder / "rates" / "compare.json"
+    if not place.exists():
+        raise UserError(f"there is no {place}: learning rates come first: python -m benchmarks.fedpc rates")
+    known = {entry["label"]: entry["chosen"] for entry in json.loads(place.read_text())["methods"]}
+    if absent := [name for name in methods if name not in known]:
+        raise UserError(f"{place} has no rates of {absent[0]}: remove its folder, and python -m benchmarks.fedpc rates")
+    return {name: known[name] for name in methods}
+
+
+def run(part: str, asked: argparse.Namespace) -> None:
+    """Run a part and analyze it; what is finished is kept."""
+    made = comparison(part, asked)
+    with Bars(f"FedPC: {part}") as bars, bars.stopping() as stop:
+        made.progress, made.stop = bars, stop
+        folder = made.run()
+    runs = {(name, seed): folder / "runs" / f"{name}-seed{seed}" for name in made.methods for seed in made.seeds}
+    with Bars(f"FedPC: {part}, analyses") as bars, bars.stopping() as stop:
+        told = {"lenient": True, "progress": bars, "stop": stop}
+        if part in ("known", "withheld"):
+            tuned = tuple(path for (name, _), path in runs.items() if name != "shared-prefix")
+            Analyses(tuned, Wanted(numbers=NUMBERS), **told).run()
+            for (name, _), path in runs.items():
+                if name == "fedpc":
+                    untuned(path)
+        if part in ("known", "seasons", "smollm2"):  # of the others one seed: what is asked is asked of FedPC
+            crossed = tuple(p for (name, seed), p in runs.items() if name == "fedpc" or seed == made.seeds[0])
+            Analyses(crossed, Wanted(crossed=True), **told).run()
+    write_report([folder], folder / "report.html")
+
+
+def untuned(path: Path) -> None:
+    """FedPC (Frozen) from a run of FedPC, whose training is the same: its embeddings as training left them."""
+    place = path / "untuned.json"
+    if place.exists():
+        return
+    with reopened(path) as run:
+        method = run.method
+        assert isinstance(method, FedPC)
+        knobs = {name: getattr(method, name) for name in METHODS["fedpc-frozen"].__dataclass_fields__}
+        knobs = {name: value for name, value in knobs.items() if name not in ("task", "tune_steps")}
+        frozen = FedPCFrozen(run.experiment.task, **knobs)
+        run.engine.open(ClientWork(frozen, run.experiment.split.train, (), run.setting), run.start)
+        run.engine.load_private(run.segments)
+        split, seed = run.experiment.split.test, run.experiment.seed
+        sums = examined(run.engine, run.server, run.clients, split.support, {"query": split.query}, seed, ONE_BY_ONE)
+        values = QueryScores(run.clients, sums["query"]).values(run.experiment.metric)[:, 1]
+        ids = [run.experiment.population.ids[client] for client in run.clients]
+    write_text(place, json.dumps(dict(zip(ids, np.round(values, 6).tolist())), indent=1))
