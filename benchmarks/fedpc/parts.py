@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,7 @@ def untuned(path: Path) -> None:
     with reopened(path) as run:
         method = run.method
         assert isinstance(method, FedPC)
-        knobs = {name: getattr(method, name) for name in METHODS["fedpc-frozen"].__dataclass_fields__}
-        knobs = {name: value for name, value in knobs.items() if name not in ("task", "tune_steps")}
-        frozen = FedPCFrozen(run.experiment.task, **knobs)
+        frozen = FedPCFrozen(**{f.name: getattr(method, f.name) for f in fields(FedPCFrozen) if f.init})
         run.engine.open(ClientWork(frozen, run.experiment.split.train, (), run.setting), run.start)
         run.engine.load_private(run.segments)
         split, seed = run.experiment.split.test, run.experiment.seed

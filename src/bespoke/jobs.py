@@ -95,7 +95,9 @@ def execute(
             raise Pruned(job.path.name)
 
     experiment = bench.build(job.config, job.privacy)
-    if job.own_engine:
+    # a method may learn another part of the model than the others do, such as the last layer in place of a prefix
+    another = any(type(stage.method.task) is not type(experiment.task) for stage in experiment.stages)
+    if job.own_engine or another:
         found = engine_choice(experiment)
         # alone in its process it may use what it likes; beside others it is as narrow as they are
         how = found if how.threads > 1 or how.workers else replace(found, workers=0, threads=1)
