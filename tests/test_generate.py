@@ -174,6 +174,28 @@ def test_any_method_on_the_prefix_writes(folder: Path, method: str, knobs: dict[
     assert ("one prefix for all contexts" in told.err) == (method != "fedpc-frozen")
 
 
+@pytest.mark.parametrize(
+    ("method", "knobs"), [("fedpc-split", {"steps": 2}), ("fedpc-meta", {"steps": 2}), ("knn-per", {"k": 2})]
+)
+def test_models_that_are_more_than_a_prefix_write_too(folder: Path, method: str, knobs: dict[str, Any]) -> None:
+    path = folder.parent / method
+    stage = {"method": method, **({} if method == "knn-per" else {"rounds": 1}), **knobs}
+    before = [{"method": "fedavg", "rounds": 1, "lr": 0.1}] if method == "knn-per" else []
+    library.run({**settings(folder.parent), "stage": [*before, stage]}, path)
+    opened = Voices(path)
+    voice = opened.of_user("carl", "y")
+    assert voice.prefix is None
+    lines = [Line(one, "w1 w2") for one in (voice, opened.anybody("y"), opened.plain())]
+    own, _, plain = finished(lines, write(opened, lines, Drawing(0), 5, 0))
+    likeliest = int(opened.models.method.predict(voice.personal, {
+        "x": torch.tensor([[1, 4, 5]]), "context": torch.tensor([1]), "mask": torch.ones(1)
+    })[0, -1].argmax())  # fmt: skip
+    assert own["text"].split()[:1] == pretrained.tokenizer(tiny_model()).decode([likeliest]).split()
+    ids = torch.tensor([[1, 4, 5]])
+    theirs = pretrained.language_model(tiny_model()).generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert pretrained.tokenizer(tiny_model()).decode(theirs[0, 3:].tolist()).split()[:5] == plain["text"].split()
+
+
 def test_who_was_forgotten_does_not_speak(folder: Path) -> None:
     path = of_method(folder, "fedpc", steps=2, tune_steps=1)
     forget_client(path, "dora")

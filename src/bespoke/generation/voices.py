@@ -138,9 +138,8 @@ class Voices:
         """The shared model: what a new user begins with."""
         params = self.method.params(self.models.server)
         params = params if self.models.groups is None else take(params, 0)
-        table = params.get("prefix")
-        if table is None or table.dim() != 3:
-            raise UserError(f"{self.path} ({self.experiment.label}) has no prefix that all users share; name a user")
+        if self.method.hands_on > 1 or not all(isinstance(leaf, Tensor) for leaf in params.values()):
+            raise UserError(f"{self.path} ({self.experiment.label}) has no model that all users share; name a user")
         return self.voice("anybody", "", context or self.home(""), params)
 
     def plain(self) -> Voice:
@@ -149,7 +148,9 @@ class Voices:
 
     def voice(self, kind: Kind, user: str, context: str, personal: Tree) -> Voice:
         place = self.contexts.index(context) if context else 0
-        method = self.method if kind != "plain" else _Plain(self.experiment.task)
+        method = self.method
+        if kind in ("anybody", "plain"):  # a method may see the model by a task of its own
+            method = _Shared(method.task if kind == "anybody" else self.experiment.task)
         return Voice(kind, user, context, place, personal, method)
 
     def chosen(self, users: Sequence[str], contexts: Sequence[str], plain: bool = False) -> list[Voice]:
@@ -161,8 +162,8 @@ class Voices:
         return [*found, *([self.plain()] if plain else [])]
 
 
-class _Plain(Method):
-    """No method at all: the frozen model without a prefix."""
+class _Shared(Method):
+    """No personal models: parameters are used as they are."""
 
 
 def chosen_run(path: Path, method: str | None = None) -> Path:
