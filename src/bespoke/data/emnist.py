@@ -1,4 +1,4 @@
-"""EMNIST by writer (Cohen et al. 2017; LEAF), from TensorFlow Federated's HDF5 file: digits and letters, 62 classes.
+"""EMNIST by writer (Cohen et al. 2017; LEAF), from TensorFlow Federated's file: digits and letters, 62 classes.
 
 As in Motley, only the writers' training images are used, the background is 1, and 400 writers validate and 500 are
 tested: the ids, sorted and shuffled with seed 13, as its code does it.
@@ -13,21 +13,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data.hdf5 import read_clients
 from bespoke.data.population import Population
 from bespoke.data.roles import motley_roles, role_facts
-from bespoke.data.sources import damaged, describe, find_file
+from bespoke.data.sources import damaged, describe
+from bespoke.data.tff import find_part, read_clients
 
 CLASSES = [*string.digits, *string.ascii_uppercase, *string.ascii_lowercase]
 LAYOUT = "examples/<WRITER>/pixels and label"
 
 
 def load(validation: int = 400, test: int = 500) -> Population:
-    """3,400 writers of fed_emnist_train.h5; the column `role` says who trains, validates and is tested."""
-    path = find_file("emnist/fed_emnist_train.h5", "emnist")
+    """3,400 writers; the column `role` says who trains, validates and is tested."""
+    part = find_part("emnist", "fed_emnist_train.h5", "emnist_all.sqlite", "train")
+    path = part.path
     images, labels, writers = [], [], []
-    for writer, arrays in read_clients(path, "emnist", ("pixels", "label"), LAYOUT):
+    for writer, arrays in read_clients(part, "emnist", ("pixels", "label"), LAYOUT):
         pixels, label = arrays["pixels"], arrays["label"].reshape(-1)
+        if pixels.shape[1:] == (784,):  # as a tf.Example has them
+            pixels = pixels.reshape(-1, 28, 28)
         where = f"examples/{writer}"
         if pixels.shape[1:] != (28, 28) or not len(pixels):
             raise damaged(path, f"{where}/pixels of shape {pixels.shape}", "(images, 28, 28)")

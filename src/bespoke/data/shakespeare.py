@@ -1,4 +1,4 @@
-"""Shakespeare by speaking role, from TensorFlow Federated's HDF5 files: predict the next character.
+"""Shakespeare by speaking role, from TensorFlow Federated's files: predict the next character.
 
 As in Reddi et al. 2021 (Adaptive Federated Optimization): 86 characters (those of Shakespeare and Dickens) and four
 special tokens make a vocabulary of 90. Each snippet, as <bos> text <eos>, is cut into pieces of 81 tokens, the last one
@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data import hdf5, texts
+from bespoke.data import texts, tff
 from bespoke.data.population import Population
-from bespoke.data.sources import at_least, describe, find_file
+from bespoke.data.sources import at_least, describe
 from bespoke.errors import UserError
 
 CHARACTERS = "\n\r !\"#$%&'()*,-./0123456789:;?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]_abcdefghijklmnopqrstuvwxyz"
@@ -55,9 +55,9 @@ def load(
     at_least("shakespeare", 0, most=most)
     snippets: dict[str, list[bytes]] = {}
     for part in ("train", "test"):
-        path = find_file(f"shakespeare/shakespeare_{part}.h5", "shakespeare")
-        for role, arrays in hdf5.read_clients(path, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
-            snippets.setdefault(role, []).extend(hdf5.texts(path, role, "snippets", arrays["snippets"]))
+        found = tff.find_part("shakespeare", f"shakespeare_{part}.h5", "shakespeare.sqlite", part)
+        for role, arrays in tff.read_clients(found, "shakespeare", ("snippets",), "examples/<ROLE>/snippets"):
+            snippets.setdefault(role, []).extend(tff.texts(found.path, role, "snippets", arrays["snippets"]))
     return _characters(snippets, length, most) if tokens == "characters" else _words(snippets, length, most, vocabulary)
 
 

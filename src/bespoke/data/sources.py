@@ -129,14 +129,14 @@ _LISTED = (
     Source(
         "shakespeare", "Shakespeare's plays by speaking role: the next character", "files", 715, 42938, "language",
         "play, as the published role names have it", "public domain",
-        f"put shakespeare_train.h5 and shakespeare_test.h5 (TensorFlow Federated's shakespeare.tar.bz2, {_TFF}) into "
-        "shakespeare/, and pip install 'bespoke-fl[tff]'", "bespoke.data.shakespeare",
+        f"put shakespeare.sqlite.lzma (TensorFlow Federated, {_TFF}) into shakespeare/, or shakespeare_train.h5 and "
+        "shakespeare_test.h5 of its shakespeare.tar.bz2, and pip install 'bespoke-fl[tff]'", "bespoke.data.shakespeare",
     ),
     Source(
         "emnist", "EMNIST digits and letters by the person who wrote them (TensorFlow Federated)", "files", 3400,
         671585, "classification", "", "BSD-2-Clause (LEAF), from NIST Special Database 19",
-        f"put fed_emnist_train.h5 (TensorFlow Federated's fed_emnist.tar.bz2, {_TFF}) into emnist/, and pip install "
-        "'bespoke-fl[tff]'", "bespoke.data.emnist",
+        f"put emnist_all.sqlite.lzma (TensorFlow Federated, {_TFF}) into emnist/, or fed_emnist_train.h5 of its "
+        "fed_emnist.tar.bz2, and pip install 'bespoke-fl[tff]'", "bespoke.data.emnist",
     ),
     Source(
         "femnist", "FEMNIST digits and letters by the person who wrote them (LEAF)", "files", 3550, 805263,
@@ -154,8 +154,9 @@ _LISTED = (
     Source(
         "stackoverflow", "Questions and answers of Stack Overflow by user: the next word", "files", 381235, 152309960,
         "language", "", "CC BY-SA 3.0",
-        "put stackoverflow_train.h5 and stackoverflow_held_out.h5 (TensorFlow Federated's stackoverflow.tar.bz2, "
-        f"{_TFF}) into stackoverflow/, and pip install 'bespoke-fl[tff]'", "bespoke.data.stackoverflow",
+        f"put stackoverflow.sqlite.lzma (TensorFlow Federated, {_TFF}) into stackoverflow/, or stackoverflow_train.h5 "
+        "and stackoverflow_held_out.h5 of its stackoverflow.tar.bz2, and pip install 'bespoke-fl[tff]'",
+        "bespoke.data.stackoverflow",
     ),
     Source(
         "landmarks", "Google Landmarks v2 by photographer: 2,028 landmarks, 128 x 128 pixels", "files", 1262, 164172,
@@ -303,27 +304,27 @@ def describe(name: str, **rest: Any) -> dict[str, Any]:
     }
 
 
-def find_file(relative: str, source: str) -> Path:
-    """A source's file: in the folder named by BESPOKE_DATA, then in ~/.cache/bespoke."""
-    return _find(relative, source, "file", Path.is_file)
+def find_file(relative: str, source: str, *instead: str) -> Path:
+    """A source's file, or another `instead`: in the folder named by BESPOKE_DATA, then in ~/.cache/bespoke."""
+    return _find((relative, *instead), source, "file", Path.is_file)
 
 
 def find_folder(relative: str, source: str) -> Path:
     """A source's folder, looked for as its files are."""
-    return _find(relative, source, "folder", Path.is_dir)
+    return _find((relative,), source, "folder", Path.is_dir)
 
 
-def _find(relative: str, source: str, what: str, there: Callable[[Path], bool]) -> Path:
+def _find(names: tuple[str, ...], source: str, what: str, there: Callable[[Path], bool]) -> Path:
     folders = [Path.home() / ".cache" / "bespoke"]
     if named := os.environ.get("BESPOKE_DATA"):
         folders.insert(0, Path(named))
-    for folder in folders:
-        if there(folder / relative):
-            return folder / relative
+    for path in (folder / name for folder in folders for name in names):
+        if there(path):
+            return path
     looked = " and ".join(str(folder) for folder in folders)
     hint = "" if named else " (set BESPOKE_DATA to look elsewhere first)"
     raise MissingFile(
-        f"the source {source!r} needs the {what} {relative}, which is not in {looked}{hint}. "
+        f"the source {source!r} needs the {what} {' or '.join(names)}, which is not in {looked}{hint}. "
         f"To obtain it: {SOURCES[source].obtain}, in one of these folders"
     )
 

@@ -1,4 +1,4 @@
-"""StackOverflow by user, from TensorFlow Federated's HDF5 files: the next word in questions and answers.
+"""StackOverflow by user, from TensorFlow Federated's files: the next word in questions and answers.
 
 As in Reddi et al. 2021 and Motley: the 10,000 most frequent words of the training clients, the first 20 words of a
 sentence, at most 1,024 sentences of a user, sorted by date (the column `time`). Users of the train file train; of the
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data.hdf5 import client_ids, read_clients, texts
 from bespoke.data.population import Population
 from bespoke.data.roles import MOTLEY_SEED, TEST, TRAIN, VALIDATION, role_facts
-from bespoke.data.sources import at_least, damaged, find_file
+from bespoke.data.sources import at_least, damaged
+from bespoke.data.tff import Part, client_ids, find_part, read_clients, texts
 from bespoke.data.words import Vocabulary, ranked, shifted
 from bespoke.errors import UserError
 
@@ -37,24 +37,26 @@ def load(
     validation_clients: int = 10_000,
     test_clients: int = 0,
 ) -> Population:
-    """Users of stackoverflow_train.h5 and stackoverflow_held_out.h5; 0 clients are all there are."""
+    """Users of stackoverflow.sqlite, or stackoverflow_train.h5 and stackoverflow_held_out.h5; 0 clients are all."""
     at_least("stackoverflow", 1, length=length, vocabulary=vocabulary, most=most, validation_clients=validation_clients)
     at_least("stackoverflow", 0, train_clients=train_clients, test_clients=test_clients)
-    train, held_out = (find_file(f"stackoverflow/stackoverflow_{part}.h5", "stackoverflow")
-                       for part in ("train", "held_out"))  # fmt: skip
+    train, held_out = (
+        find_part("stackoverflow", f"stackoverflow_{part}.h5", "stackoverflow.sqlite", part.replace("_", ""))
+        for part in ("train", "held_out")
+    )
     training = _shuffled(train)[: train_clients or None]
     evaluated = _shuffled(held_out)
     if len(evaluated) <= validation_clients:
         raise UserError(
-            f"option 'validation_clients' of the source 'stackoverflow' is {validation_clients}, and {held_out} has "
-            f"{len(evaluated)} users: none is left to be tested"
+            f"option 'validation_clients' of the source 'stackoverflow' is {validation_clients}, and {held_out.path} "
+            f"has {len(evaluated)} users: none is left to be tested"
         )
     validating = evaluated[:validation_clients]
     testing = evaluated[validation_clients:][: test_clients or None]
 
     counts: Counter[str] = Counter()
     for user, arrays in read_clients(train, "stackoverflow", ("tokens",), LAYOUT, sorted(training)):
-        for sentence in texts(train, user, "tokens", arrays["tokens"][:most]):
+        for sentence in texts(train.path, user, "tokens", arrays["tokens"][:most]):
             counts.update(_words(sentence))
     words = Vocabulary(tuple(ranked(counts)[:vocabulary]))
 
@@ -86,19 +88,19 @@ def _words(sentence: bytes) -> list[str]:
     return sentence.decode(errors="replace").split()
 
 
-def _shuffled(path: Path) -> list[str]:
-    """The users of a file in Motley's order."""
-    ids = client_ids(path, "stackoverflow", LAYOUT)
+def _shuffled(part: Part) -> list[str]:
+    """The users of a part in Motley's order."""
+    ids = client_ids(part, "stackoverflow", LAYOUT)
     if not ids:
-        raise damaged(path, "no users", LAYOUT)
+        raise damaged(part.path, "no users", LAYOUT)
     return np.random.RandomState(MOTLEY_SEED).permutation(np.array(ids)).tolist()
 
 
-def _merged(train: Path, training: list[str], held_out: Path, evaluated: list[str], most: int) -> Iterator[Said]:
-    """Both files' users and what they said, by user id."""
+def _merged(train: Part, training: list[str], held_out: Part, evaluated: list[str], most: int) -> Iterator[Said]:
+    """Both parts' users and what they said, by user id."""
     double = set(training) & set(evaluated)
     if double:
-        raise damaged(held_out, f"user {min(double)!r}, who is in {train.name} too", "users who do not train")
+        raise damaged(held_out.path, f"user {min(double)!r}, who is in {train.path.name} too", "users who do not train")
     return heapq.merge(
         _sentences(train, sorted(training), most),
         _sentences(held_out, sorted(evaluated), most),
@@ -106,11 +108,11 @@ def _merged(train: Path, training: list[str], held_out: Path, evaluated: list[st
     )
 
 
-def _sentences(path: Path, users: list[str], most: int) -> Iterator[Said]:
-    for user, arrays in read_clients(path, "stackoverflow", ("tokens", "creation_date"), LAYOUT, users):
-        sentences = texts(path, user, "tokens", arrays["tokens"][:most])
+def _sentences(part: Part, users: list[str], most: int) -> Iterator[Said]:
+    for user, arrays in read_clients(part, "stackoverflow", ("tokens", "creation_date"), LAYOUT, users):
+        sentences = texts(part.path, user, "tokens", arrays["tokens"][:most])
         if sentences:
-            yield user, sentences, _seconds(path, user, arrays["creation_date"][:most])
+            yield user, sentences, _seconds(part.path, user, arrays["creation_date"][:most])
 
 
 def _seconds(path: Path, user: str, dates: NDArray[Any]) -> NDArray[np.float64]:

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.data.espeak import Espeak, Sound, mixed
-from bespoke.data.hdf5 import read_clients, texts
 from bespoke.data.sources import find_file
 from bespoke.data.spectrogram import as_bytes, decibels, halved, power
+from bespoke.data.tff import Part, read_clients, texts
 from bespoke.errors import UserError
 from bespoke.randomness import client_keys, mix
 
@@ -131,7 +131,7 @@ def chosen_sentences(source: str, number: int) -> list[str]:
     """So many sentences of Shakespeare's roles, the same on every machine; the first of more."""
     path = find_file(TEXT, source)
     found = set()
-    for role, arrays in read_clients(path, source, ("snippets",), "examples/<ROLE>/snippets"):
+    for role, arrays in read_clients(Part(path), source, ("snippets",), "examples/<ROLE>/snippets"):
         for snippet in texts(path, role, "snippets", arrays["snippets"]):
             found |= set(whole_sentences(snippet.decode(errors="ignore")))
     if len(found) < number:
