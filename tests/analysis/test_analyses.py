@@ -17,6 +17,7 @@ from bespoke.analysis.choosers import choosers
 from bespoke.analysis.finished import Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.measured import measured
 from bespoke.analysis.sweep import parse_sweep, sweep
+from bespoke.data.samples import FewerTests
 from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
 from bespoke.runfolder import RunFolder
@@ -102,6 +103,30 @@ def test_so_many_examples(opposite: Make) -> None:
     forget_client(path, "c1")  # which makes the analyses again, without the client
     again = json.loads((path / "analysis/examples.json").read_text())
     assert (again["clients"], again["asked"]) == (3, {"numbers": [1, 12, 500, 0]})
+
+
+def test_smaller_tests_see_the_same_models_on_fewer_rows(opposite: Make) -> None:
+    """All rows are the run itself; on a part of them, the errors of its models by hand. Smaller parts lie in larger."""
+    path = opposite(last={"lrs": [0.05], "epochs": 2})
+    record = only(path, tests=(1.0, 0.5, 0.1))
+    result = json.loads((path / "result.json").read_text())
+    assert record["points"][0]["mean"] == pytest.approx(result["query"], rel=1e-6)
+    assert [point["examples"] for point in record["points"]] == [40, 20, 4]  # of 40 each
+    table = pd.read_parquet(path / "analysis/smaller-tests.parquet").set_index(["fraction", "client"])
+    with reopened(path) as run:
+        query, seed = run.experiment.split.test.query, run.experiment.seed
+        columns = {name: column.numpy() for name, column in query.population.columns.items()}
+        within: set[int] = set()
+        for fraction in (0.1, 0.5, 1.0):
+            rows = FewerTests.sample(query, fraction, seed).of(np.array([1]))[0]
+            assert within <= (within := set(rows.tolist()))
+            _, shared, own = run.personal(1)
+            for model, column in ((own, "value"), (shared, "shared")):
+                foretold = columns["x"][rows] @ model["weight"][0].numpy() + model["bias"].item()
+                error = ((foretold - columns["y"][rows]) ** 2).mean() * run.method.task.unit**2
+                assert table.loc[(fraction, "c1"), column] == pytest.approx(error, rel=1e-4)
+    with pytest.raises(UserError, match="does not begin with a shared model"):
+        only(opposite("plain", last={}), tests=(1.0,))
 
 
 # Hyper-parameters
@@ -223,7 +248,7 @@ def test_what_a_run_lacks(opposite: Make) -> None:
     with pytest.raises(DoesNotApply, match="own_validation"):
         only(device, per_client=True)
     assert {record["analysis"] for record in Analyses.of([device], Wanted()).run()} == {
-        "ood", "fewer-examples", "sweep-lrs", "sweep-epochs",
+        "ood", "fewer-examples", "smaller-tests", "sweep-lrs", "sweep-epochs",
     }  # fmt: skip
 
 

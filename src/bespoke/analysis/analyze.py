@@ -18,6 +18,7 @@ from bespoke.analysis.embeddings import check_embeddings, embeddings
 from bespoke.analysis.fewer import check_examples, check_fewer, fewer_examples, number_of_examples
 from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.ood import check_ood, out_of_distribution
+from bespoke.analysis.smaller import check_smaller, smaller_tests
 from bespoke.analysis.sweep import check_sweep, parse_sweep, sweep
 from bespoke.data.arrays import settle, write_text
 from bespoke.data.population import Population
@@ -47,12 +48,13 @@ class Wanted:
     embeddings: bool = False
     numbers: tuple[int, ...] = ()  # of examples to personalize with, 0 for all: made only if named
     crossed: bool = False  # made only if named
+    tests: tuple[float, ...] = ()  # fractions of the rows to be tested on
 
     @property
     def everything(self) -> bool:
         return not (
             self.ood or self.fractions or self.sweeps or self.per_client or self.embeddings or self.numbers
-            or self.crossed
+            or self.crossed or self.tests
         )  # fmt: skip
 
 
@@ -69,6 +71,7 @@ def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
         embeddings="embeddings" in asked,
         numbers=tuple(asked.get("examples", {}).get("numbers", ())),
         crossed="crossed" in asked,
+        tests=tuple(asked.get("smaller-tests", {}).get("fractions", ())),
     )
 
 
@@ -155,6 +158,12 @@ class Analyses:
             asked: dict[str, Any] = {"fractions": list(parts)}
             jobs.append(
                 _Job("fewer-examples", asked, partial(check_fewer, run), lambda c: fewer_examples(run, c, parts))
+            )
+        if wanted.tests or every:
+            cut = wanted.tests or FRACTIONS
+            asked = {"fractions": list(cut)}
+            jobs.append(
+                _Job("smaller-tests", asked, partial(check_smaller, run), lambda c: smaller_tests(run, c, cut))
             )
         if numbers := wanted.numbers:
             asked = {"numbers": list(numbers)}

@@ -18,14 +18,14 @@ from bespoke.method import Method
 from bespoke.selection import Choice
 
 
-def parse_fractions(text: str) -> tuple[float, ...]:
+def parse_fractions(text: str, option: str = "--fewer-examples") -> tuple[float, ...]:
     """'1,0.5,0.25' as numbers, the largest first."""
     try:
         fractions = {float(part) for part in text.split(",")}
     except ValueError:
         fractions = set()
     if not fractions or not all(0 < fraction <= 1 for fraction in fractions):
-        raise UserError(f"--fewer-examples {text!r}: fractions above 0 and up to 1 between commas, as in 1,0.5,0.25")
+        raise UserError(f"{option} {text!r}: fractions above 0 and up to 1 between commas, as in 1,0.5,0.25")
     return tuple(sorted(fractions, reverse=True))
 
 

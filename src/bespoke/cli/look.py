@@ -52,6 +52,10 @@ def analyze(
         str | None,
         typer.Option("--fewer-examples", metavar="FRACTIONS", help="Fewer examples to personalize with: 1,0.5,0.25."),
     ] = None,
+    tests: Annotated[
+        str | None,
+        typer.Option("--smaller-tests", metavar="FRACTIONS", help="Fewer examples to be tested on: 1,0.5,0.25."),
+    ] = None,
     examples: Annotated[
         str | None,
         typer.Option("--examples", metavar="NUMBERS", help="So many examples to personalize with: 1,5,15,all."),
@@ -90,7 +94,8 @@ def analyze(
             raise UserError(f"there is no run folder {path}")
     fractions = parse_fractions(fewer) if fewer is not None else ()
     numbers = parse_numbers(examples) if examples is not None else ()
-    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings, numbers, crossed)
+    tested = parse_fractions(tests, "--smaller-tests") if tests is not None else ()
+    wanted = Wanted(ood, rows, fractions, tuple(sweeps or ()), per_client, embeddings, numbers, crossed, tested)
     with goes_on(), Bars("analyzing", quiet=as_json) as bars, bars.stopping() as stop:
         records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
     pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]

@@ -1,6 +1,6 @@
-"""Samples of a split's rows, for analyses: fewer rows to adapt on, and rows of other clients to be tested on.
+"""Samples of a split's rows, for analyses: fewer rows to adapt or be tested on, and rows of other clients.
 
-Both keep the type of the rows they are drawn from, so that what may not be chosen on query rows may not be chosen on
+All keep the type of the rows they are drawn from, so that what may not be chosen on query rows may not be chosen on
 other clients' query rows either.
 """
 
@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from torch import Tensor
 
-from bespoke.data.splits import Ints, Query, Support
+from bespoke.data.splits import Ints, Query, Rows, Support
 from bespoke.randomness import generator, mix, shuffles
 
 
 @dataclass(frozen=True)
-class Fewer(Support):
-    """A part of each client's support rows, at least one and at most `most`; smaller parts are within larger ones."""
+class _Fewer(Rows):
+    """A part of each client's rows, at least one and at most `most`; smaller parts are within larger ones."""
 
     fraction: float
     seed: int
     most: int  # 0: any number
 
     @classmethod
-    def sample(cls, support: Support, fraction: float, seed: int, most: int = 0) -> Fewer:
-        return cls(support.population, support.clients, support.part, fraction, seed, most)
+    def sample(cls, rows: Rows, fraction: float, seed: int, most: int = 0) -> Self:
+        return cls(rows.population, rows.clients, rows.part, fraction, seed, most)
 
     def of(self, clients: Ints) -> tuple[Ints, Ints]:
         rows, sizes = super().of(clients)
@@ -43,6 +44,14 @@ class Fewer(Support):
     def _kept(self, sizes: Ints) -> Ints:
         kept = np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
         return np.minimum(kept, self.most) if self.most else kept
+
+
+class Fewer(_Fewer, Support):
+    """Fewer rows to adapt on."""
+
+
+class FewerTests(_Fewer, Query):
+    """Fewer rows to be tested on."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from bespoke.metrics.text import count, listing, metric_name, number, p_text, pe
 
 FORMAT = 1
 LARGEST = "largest cluster"  # the first candidate of methods with clusters: no model that is shared by all
-ORDER = ("ood", "fewer-examples", "examples", "sweep", "per-client", "crossed", "embeddings")  # as they are told
+# as they are told
+ORDER = ("ood", "fewer-examples", "smaller-tests", "examples", "sweep", "per-client", "crossed", "embeddings")
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def combined(values: list[Any]) -> Any:
 def told(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
     how = {
-        "ood": _ood, "fewer-examples": _fewer, "examples": _examples, "sweep": _sweep, "per-client": _choosers,
-        "crossed": _crossed, "embeddings": _embeddings,
+        "ood": _ood, "fewer-examples": _fewer, "smaller-tests": _smaller, "examples": _examples, "sweep": _sweep,
+        "per-client": _choosers, "crossed": _crossed, "embeddings": _embeddings,
     }  # fmt: skip
     return how[analysis.kind](analysis)
 
@@ -125,6 +126,16 @@ def _fewer(analysis: Analysis) -> list[str]:
         f"{_shown(point['mean'])}, {_part(point['hurt'])} of clients hurt."
         for point in analysis.record["points"]
     ]
+
+
+def _smaller(analysis: Analysis) -> list[str]:
+    name = metric_name(analysis.metric)
+    return [
+        f"Tested on {percent(100 * point['fraction'])} % of the rows ({point['examples']:,.0f} a client): nine of ten "
+        f"clients' {name} changes by {number(point['change'][0])} or more, one of ten by {number(point['change'][-1])} "
+        f"or more; {_part(point['hurt'])} look hurt."
+        for point in analysis.record["points"] if point["change"]
+    ]  # fmt: skip
 
 
 def _examples(analysis: Analysis) -> list[str]:

@@ -39,6 +39,9 @@ def motley_parts(
     for part in ("others", "other groups"):
         figures[f"ood-{part.replace(' ', '-')}"] = ood_figure(by_kind.get("ood", []), titles, styles, part)
     figures["fewer-mean"], figures["fewer-change"] = fewer_figures(by_kind.get("fewer-examples", []), titles, styles)
+    _, figures["smaller-change"] = fewer_figures(
+        by_kind.get("smaller-tests", []), titles, styles, "examples to be tested on"
+    )
     sweeps = []
     for place, analysis in enumerate(by_kind.get("sweep", [])):
         figures[f"sweep-{place}-mean"], figures[f"sweep-{place}-hurt"] = sweep_figures(analysis, styles)
@@ -69,6 +72,7 @@ def motley_parts(
             {"title": titles[a.label], "told": told(a)}
             for kind in ("fewer-examples", "examples") for a in by_kind.get(kind, [])
         ],
+        "smaller": [{"title": titles[a.label], "told": told(a)} for a in by_kind.get("smaller-tests", [])],
         "crossed": [
             {"title": titles[a.label], "record": a.record, "clients": _by_client(a) if summary.names_clients else []}
             for a in by_kind.get("crossed", [])

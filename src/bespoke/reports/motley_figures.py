@@ -133,7 +133,9 @@ def _middle(values: Sequence[float]) -> tuple[list[float], int]:
     return jsonable([low - margin, high + margin], 5), len(numbers) - len(kept)
 
 
-def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles) -> tuple[Figure, Figure]:
+def fewer_figures(
+    analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles, across: str = "examples to personalize with"
+) -> tuple[Figure, Figure]:
     """The mean against the part of the examples, and boxes of the clients' changes at each part (Figure 7c)."""
     if not analyses:
         return {}, {}
@@ -160,7 +162,6 @@ def fewer_figures(analyses: Sequence[Analysis], titles: dict[str, str], styles: 
             "fillcolor": theme(style.colour, 0.18), "whiskerwidth": 0.5, "hoverinfo": "y+name",
         })  # fmt: skip
     ticks = {"tickvals": list(range(len(fractions))), "ticktext": [f"{100 * f:g} %" for f in fractions]}
-    across = "examples to personalize with"
     mean: Figure = {
         "data": lines, "label": f"mean {metric} against the part of the examples", "height": 360,
         "layout": {

@@ -45,6 +45,7 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
     console = console or Terminal()
     titles = {
         "ood": "own rows and others' rows", "fewer-examples": "fewer examples",
+        "smaller-tests": "fewer examples to be tested on",
         "examples": "so many examples", "per-client": "who chooses",
         "crossed": "own and others' models", "embeddings": "what embeddings know",
     }  # fmt: skip

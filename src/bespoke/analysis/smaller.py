@@ -1,0 +1,47 @@
+"""What if clients were tested on fewer rows? Motley's Figure 3(d): the same models, seen with more noise.
+
+The personal models are those of the run. Each client's query rows are cut to fractions, the smaller ones inside the
+larger, and a client's change is that between its own and the shared model on the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
+from bespoke.analysis.measured import measured
+from bespoke.data.samples import FewerTests
+from bespoke.selection import Choice, QueryScores
+
+
+def check_smaller(run: Finished) -> None:
+    if not run.method.after or len(run.method.candidates()) < 2:
+        raise DoesNotApply(
+            f"--smaller-tests: {run.path} ({run.method.name}) does not begin with a shared model whose change could "
+            "be seen; it applies to methods such as finetune"
+        )
+
+
+def smaller_tests(
+    run: Finished, found: Candidates, fractions: tuple[float, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(numbers, table of clients) with each fraction of the rows to be tested on."""
+    experiment, clients = run.experiment, run.clients
+    metric, lower, query = experiment.metric, experiment.lower_is_better, experiment.split.test.query
+    cuts = {fraction: FewerTests.sample(query, fraction, experiment.seed) for fraction in fractions}
+    run.progress.begin(f"{run.name}: smaller tests", len(clients))
+    parts = {f"{fraction:g}": cut for fraction, cut in cuts.items()}
+    sums = run.scores(run.method, clients, experiment.split.test.support, dict(parts))
+    chosen, points, columns = run.chosen(), [], []
+    for fraction, cut in cuts.items():
+        scores = QueryScores(clients, sums[f"{fraction:g}"])
+        values, shared = (scores.at(choice, metric) for choice in (chosen, Choice(0, {})))
+        sizes = cut.sizes(clients)
+        points.append({"fraction": fraction, "examples": float(sizes.mean()), **measured(values, shared, lower)})
+        columns.append((np.full(len(values), fraction), sizes, values, shared))
+    stacked = [np.concatenate(column) for column in zip(*columns)]
+    ids = [experiment.population.ids[c] for c in clients]
+    names = ("fraction", "query_examples", "value", "shared")
+    return {"points": points}, {"client": ids * len(cuts), **dict(zip(names, stacked))}
