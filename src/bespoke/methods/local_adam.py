@@ -57,8 +57,11 @@ def adam_in_place(state: Tree, params: Params, slope: Params, lr: float, start: 
     state["time"] += 1
 
 
-def server_adam() -> ServerOptimizer:
-    return ServerOptimizer("adam", 0.01, beta2=BETA2, eps=EPS)
+def server_adam(lr: float = 0.01) -> ServerOptimizer:
+    return ServerOptimizer("adam", lr, beta2=BETA2, eps=EPS)
+
+
+SERVER = "server optimizer: name, lr and what belongs to it"
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,7 @@ class LocalAdam(Method):
     batch_size: int = knob(15, "texts of a step", ge=1)
     mu: float = knob(1.0, "strength of the pull of what is shared to the round's start (FedProx)", ge=0)
     tokens: int = knob(1, "embeddings of the prefix before a text", ge=1)
-    server: ServerOptimizer = field(
-        default_factory=server_adam, metadata={"doc": "server optimizer: name, lr and what belongs to it"}
-    )
+    server: ServerOptimizer = field(default_factory=server_adam, metadata={"doc": SERVER})
 
     changes = {"delta": "weight"}
 

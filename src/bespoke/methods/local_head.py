@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from bespoke.method import Batching, knob
-from bespoke.methods.local_adam import LocalAdam, adam_in_place, adam_start, adam_step, pulled
+from bespoke.methods.local_adam import (
+    SERVER,
+    LocalAdam,
+    adam_in_place,
+    adam_start,
+    adam_step,
+    pulled,
+    server_adam,
+)
+from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.tensors import Params, Tree, tree_map
 
 
@@ -24,6 +33,8 @@ class LocalHead(LocalAdam):
     """K local steps of Adam on a last layer, tuned once more at the end."""
 
     tokens: int = field(default=1, init=False)  # no knob: there is no prefix
+    # Adam moves rows of rare words as far as any other: at the prefix's rate of 0.01 one round ruins the head
+    server: ServerOptimizer = field(default_factory=lambda: server_adam(0.001), metadata={"doc": SERVER})
     tune_steps: int = knob(15, "local steps on its own texts by which a client tunes its heads at the end", ge=1)
 
     tunes = {"lr": (0.0001, 0.0003, 0.001)}
