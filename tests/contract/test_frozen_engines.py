@@ -20,7 +20,7 @@ from bespoke.privacy.clip import Clip
 from small_language import prefix_world
 
 OURS = [name for name, kind in every_method().items() if issubclass(kind, LocalAdam)]
-METHODS = [*OURS, "fedavg"]
+METHODS = [*OURS, "fedavg", "knn-per"]
 CLIP = (Clip(0.01),)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from bespoke.data.population import Population
 from bespoke.engines.batches import work_of
 from bespoke.engines.engine import Choice, unicast
-from bespoke.engines.host import ClientWork, Host, Mode
+from bespoke.engines.host import WHOLE, ClientWork, Host, Mode
 from bespoke.errors import UserError
 from bespoke.models import kernels
 from bespoke.models.task import Gradient
@@ -61,8 +61,10 @@ def choose(
     if kind == "auto":
         if linear:
             vectorized, reason = True, "linear model"
-        elif batched:
+        elif batched and batch < WHOLE.size:  # else a chunk would hold what is made of all rows of all its clients
             vectorized, reason = True, "a model that takes the rows of many clients in one batch"
+        elif batched:
+            vectorized, reason = False, "all rows of a client at once"
         elif not vectorizes:
             vectorized, reason = False, "a model that cannot be vectorized"
         elif size > SMALL:

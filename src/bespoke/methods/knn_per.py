@@ -91,7 +91,7 @@ class KNNPer(Method):
 
     @property
     def _task(self) -> Any:
-        return self.task  # more than the contract asks of a task: items, vote and mixed
+        return self.task  # more than the contract asks of a task: items, asked, vote and mixed
 
     def predict(self, personal: Tree, batch: Params) -> Tensor:
         return self._mixed(personal, self._asked(personal, batch))
@@ -102,17 +102,16 @@ class KNNPer(Method):
             asked = asked or {name: self._asked(personal, rows) for name, rows in parts.items()}
             yield {name: self._mixed(personal, said) for name, said in asked.items()}
 
-    def _mixed(self, personal: Tree, asked: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _mixed(self, personal: Tree, asked: tuple[Any, Any, Tensor]) -> Any:
         outputs, vote, known = asked
         return self._task.mixed(outputs, vote, personal["mix"] * known)
 
-    def _asked(self, personal: Tree, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+    def _asked(self, personal: Tree, batch: Params) -> tuple[Any, Any, Tensor]:
         """What the model says of these rows, what the neighbours say, and whether there are any (1, else 0)."""
         task, memory = self._task, personal["memory"]
-        outputs = self.task.predict(personal["params"], batch)
-        queries = self.task.features(personal["params"], batch)
+        outputs, queries = task.asked(personal["params"], batch)
         centre = memory["features"].mean(0)  # about it products of features lose least to rounding
-        there, queries = memory["features"] - centre, queries.reshape(-1, queries.shape[-1]) - centre
+        there, queries = memory["features"] - centre, queries - centre
         memory = {**memory, "features": there, "lengths": (there * there).sum(-1)}
         size = max(64, BLOCK // (len(there) + self.k * queries.shape[-1]))
         looked_up = [self._neighbours(memory, some) for some in queries.split(size)]

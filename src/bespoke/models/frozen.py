@@ -69,12 +69,13 @@ class FrozenLM(Network):
         """The representation before the last layer at each token of x: (rows, length, width)."""
         return _Computed.apply(self._hidden, prefix, x, torch.zeros_like(x))
 
-    def seen(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The representation before the last layer where there is a target, without a prefix: (rows, length, width).
+    def seen(self, x: Tensor, targets: Tensor, prefix: Tensor | None = None) -> Tensor:
+        """The representation before the last layer where there is a target: (rows, length, width).
 
-        It depends on the texts alone: of rows that come again in the same buckets it is not computed again.
+        Without a prefix it depends on the texts alone: of rows that come again in the same buckets it is remembered.
         """
-        return _Computed.apply(self._seen, torch.zeros(len(x), 0, self.width), x, targets)
+        prefix = torch.zeros(len(x), 0, self.width) if prefix is None else prefix
+        return _Computed.apply(self._seen, prefix, x, targets)
 
     def layer(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the last layer."""
@@ -118,7 +119,8 @@ class FrozenLM(Network):
     def _seen(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         seen = torch.zeros(*targets.shape, self.width)
         for rows, long in buckets(targets):
-            seen[rows, :long] = _MEMORY.computed(self.pretrained, prefix[rows], x[rows, :long])
+            compute = _body if prefix.shape[1] else _MEMORY.computed
+            seen[rows, :long] = compute(self.pretrained, prefix[rows], x[rows, :long])
         return seen
 
 

@@ -85,17 +85,19 @@ class AdapterLM(PrefixLM):
         return self.network.features(params, batch["x"])
 
     @torch.no_grad()
+    def seen(self, params: Params, batch: Params, targets: Tensor) -> Tensor:
+        found = torch.zeros(*targets.shape, self.network.width)
+        for rows, long in buckets(targets):
+            found[rows, :long] = self.network.features(params, batch["x"][rows, :long])
+        return found
+
     def judged(self, params: Params, rows: Params) -> Params:
         pieces = []
         for block in cut(rows, ITEMS // rows["x"].shape[-1]):
             targets = self._targets(self.scored_rows(block))
-            scores = torch.zeros(*targets.shape, 2)
-            for some, long in buckets(targets):
-                counted = targets[some, :long] != NOTHING
-                seen = self.network.features(params, block["x"][some, :long])[counted]
-                found = torch.zeros(*counted.shape, 2)
-                found[counted] = head_judged(seen, *self.network.layer(), targets[some, :long][counted]).mT
-                scores[some, :long] = found
+            scores, counted = torch.zeros(*targets.shape, 2), targets != NOTHING
+            seen = self.seen(params, block, targets)[counted]
+            scores[counted] = head_judged(seen, *self.network.layer(), targets[counted]).mT
             pieces.append({"losses": scores[..., 0], "right": scores[..., 1]})
         return joined(pieces)
 

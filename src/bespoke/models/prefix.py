@@ -12,7 +12,8 @@ from bespoke import pretrained
 from bespoke.errors import UserError, unknown
 from bespoke.models.frozen import NOTHING, FrozenLM
 from bespoke.models.language import LanguageModel
-from bespoke.models.task import ROOM, cut
+from bespoke.models.task import RAREST, ROOM, cut
+from bespoke.models.token_loss import head_words
 from bespoke.tensors import Params
 
 
@@ -63,11 +64,56 @@ class PrefixLM(LanguageModel):
     def predict(self, params: Params, batch: Params) -> Tensor:
         return self.network.logits(self.features(params, batch))
 
+    # -- a memory of tokens (kNN-Per): distributions over all words are not written down -------------------------------
+    def seen(self, params: Params, batch: Params, targets: Tensor) -> Tensor:
+        """The representation where there is a target."""
+        return self.network.seen(batch["x"], targets, self.prefix(params, batch))
+
+    def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
+        if self.how != "autograd":  # under vmap every client has its own padding
+            features, words, counted = super().items(params, batch)
+            return features, words.clamp(min=0), counted
+        targets = self._targets(batch)
+        counted = targets != NOTHING
+        return self.seen(params, batch, targets)[counted], targets[counted], torch.ones(int(counted.sum()))
+
+    def asked(self, params: Params, batch: Params) -> tuple[Any, Tensor]:
+        if self.how != "autograd" or "y" not in batch:
+            return super().asked(params, batch)
+        targets = self._targets(self.scored_rows(batch))
+        features = self.seen(params, batch, targets)[targets != NOTHING]
+        return {"targets": targets, "features": features}, features
+
+    def vote(self, outputs: Any, targets: Tensor, weights: Tensor) -> Any:
+        """The neighbours' words and weights, with what the model says of these words and of the target."""
+        if not isinstance(outputs, dict):
+            return super().vote(outputs, targets, weights)
+        own = outputs["targets"][outputs["targets"] != NOTHING][:, None]
+        words = torch.cat([own, targets.long()], 1)
+        said, best, place = head_words(outputs["features"], *self.network.layer(), words)
+        words, said = torch.cat([words, place], 1), torch.cat([said, best], 1)
+        votes = (weights[:, None] * (words[:, :, None] == targets[:, None])).sum(-1)
+        return {"words": words, "said": said, "votes": votes}
+
+    def mixed(self, outputs: Any, vote: Any, part: Tensor) -> Any:
+        """The likeliest word of a mixture is a neighbour's, or the model's own: others need not be looked at."""
+        if not isinstance(outputs, dict):
+            return super().mixed(outputs, vote, part)
+        seen = vote["votes"].clamp(min=RAREST).log() + part.log()
+        found, words = torch.logaddexp(seen, vote["said"] + (1 - part).log()), vote["words"]
+        some = found[:, 1:]
+        chosen = torch.where(some == some.amax(1, keepdim=True), words[:, 1:], self.network.vocabulary).amin(1)
+        judged = {}
+        for name, values in (("losses", -found[:, 0]), ("right", (chosen == words[:, 0]).float())):
+            judged[name] = torch.zeros(outputs["targets"].shape)
+            judged[name][outputs["targets"] != NOTHING] = values
+        return judged
+
     def row_numbers(self, x: Tensor) -> int:
         return 0  # rows are judged in blocks of their own
 
     def blocks(self, rows: Params) -> list[Params]:
-        return cut(rows, ROOM // (rows["x"][0].numel() * self.network.vocabulary))
+        return cut(rows, ROOM // (rows["x"].shape[1:].numel() * self.network.vocabulary))
 
     def judge(self, outputs: Any, rows: Params) -> Params:
         if isinstance(outputs, dict):

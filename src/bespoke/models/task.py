@@ -97,6 +97,11 @@ class BaseTask:
         """The targets that these outputs foretell."""
         return outputs[..., 0]
 
+    def asked(self, params: Params, batch: Params) -> tuple[Any, Tensor]:
+        """What a memory is asked about these rows: the outputs that it is mixed with, and the items' features."""
+        features = self.features(params, batch)
+        return self.predict(params, batch), features.reshape(-1, features.shape[-1])
+
     def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """What weighted neighbours say, (items, neighbours) each, in the form of `outputs`: their mean target."""
         return (weights * targets).sum(-1).reshape(outputs.shape)

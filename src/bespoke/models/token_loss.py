@@ -91,6 +91,19 @@ def head_judged(features: Tensor, head: Tensor, bias: Tensor | None, targets: Te
     return torch.cat(found, 1)
 
 
+def head_words(
+    features: Tensor, head: Tensor, bias: Tensor | None, words: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Log-probabilities of some words for each item, that of the likeliest word, and which it is."""
+    rows, found = max(HELD // len(head), 1), []
+    for part, some in zip(features.split(rows), words.split(rows)):
+        logits = part @ head.mT if bias is None else torch.addmm(bias, part, head.mT)
+        whole, (best, place) = logits.logsumexp(-1, keepdim=True), logits.max(-1, keepdim=True)
+        found.append((logits.gather(-1, some) - whole, best - whole, place))
+    values, best, place = (torch.cat(side) for side in zip(*found))
+    return values, best, place
+
+
 class Head:
     """A head that descends: weight and bias side by side, a row a word."""
 
