@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,21 @@ def test_under_privacy_no_user_is_named(folder: Path, tmp_path: Path) -> None:
     assert not any(name in message for name in names)
     assert bespoke("generate", tmp_path / "run", "w1", "--user", "anna", "--length", 2).code == 0
     assert bespoke("generate", tmp_path / "run", "w1", "--user", "ann", "--length", 2, "--name-clients").code == 0
+
+
+def test_table_4_is_a_page_of_all_texts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two users in two contexts and the frozen model, twice each, for two prompts: ten rows of three cells."""
+    from benchmarks.fedpc import examples
+
+    page, prompts = tmp_path / "page.md", ["--prompt", "w1 w2", "--prompt", "w3 | <b>"]
+    users = ["--user", "anna", "--user", "bert", "--number", "2", "--length", "4"]
+    monkeypatch.setattr(sys, "argv", ["examples", str(folder), *users, *prompts, "--output", str(page)])
+    examples.main()
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 10
+    assert {row.count("|") for row in rows} == {4}
+    assert "<b>" not in page.read_text()
+    how = {"length": 4, "top_p": 0.95}
+    [record] = library.generate(folder, ["w1 w2"], users=["bert"], contexts=["x"], **how)
+    shown = " ".join(record["text"].replace("<", "&lt;").replace(">", "&gt;").split())
+    assert [row.split(" | ")[1] for row in rows if row.startswith("| bert, x")] == [shown]

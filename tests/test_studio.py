@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,3 +259,34 @@ def test_a_small_run_is_made_on_the_spot(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_bad_arguments_are_told_in_words(voices: Voices, arguments: list[str], words: list[str]) -> None:
     refused(bespoke("studio", *[voices.path if word == "RUN" else word for word in arguments]), *words)
+
+
+def test_a_missing_package_is_named(voices: Voices, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    refused(bespoke("studio", voices.path), "'uvicorn'", "pip install 'bespoke-fl[studio]'")
+
+
+def test_only_a_few_wait_for_the_model() -> None:
+    """One sits, four wait, the sixth is sent away; then all five have had their turn, one at a time."""
+    from bespoke.studio.app import MOST_WAITING, Busy, Desk
+
+    async def day() -> tuple[int, int]:
+        desk, served, most, inside = Desk(), 0, 0, 0
+
+        async def guest() -> None:
+            nonlocal served, most, inside
+            async with desk():
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0.01)
+                inside -= 1
+                served += 1
+
+        guests = [asyncio.create_task(guest()) for _ in range(1 + MOST_WAITING)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await guest()
+        await asyncio.gather(*guests)
+        return served, most
+
+    assert asyncio.run(day()) == (5, 1)
