@@ -153,11 +153,17 @@ def data(
     task: Annotated[str | None, typer.Option(metavar="TASK", help="regression or classification.")] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: texts.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="words, characters, or a folder.")] = None,
+    figure: Annotated[
+        bool, typer.Option("--figure", metavar="", help="Draw it: sizes, targets and distances of clients.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the data sources, or show one: clients, examples, licence, how to obtain it.
 
     `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
+
+    `bespoke data chem97 --figure`, or `bespoke data pupils.csv --client school --target score --figure`, draws how
+    many examples clients have, what their targets are and how far apart they are, beyond chance.
 
     `bespoke data public.csv --client school --target score --write-schema schema.json` writes what a table that is
     public says of its columns, for `bespoke compare private.csv --schema schema.json` under privacy; with --text in
@@ -177,8 +183,11 @@ def data(
         else:
             print(f"Schema: {write_schema}. It holds what the table says of its columns: read it before it is public.")
         return
+    if figure:
+        _draw(name, columns, as_json)
+        return
     if given := [option for option, value in columns.items() if value is not None]:
-        raise UserError(f"--{given[0]} describes a table, for --write-schema FILE")
+        raise UserError(f"--{given[0]} describes a table, for --write-schema FILE or --figure")
     from bespoke.catalogue import describe_sources, print_source, print_sources
 
     found = describe_sources(name)
@@ -188,6 +197,31 @@ def data(
         print_sources(found)
     else:
         print_source(found[0])
+
+
+def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> None:
+    """Write a page on a source or a table into runs/."""
+    from bespoke.cli.compare import described_data
+    from bespoke.config import checked
+    from bespoke.data.sources import SOURCES
+    from bespoke.experiments import load_population, prepare
+    from bespoke.reports.data_page import write_data_page
+
+    if name is None:
+        raise UserError("--figure: of which data? bespoke data chem97 --figure, or a table with --client and --target")
+    table = None if name in SOURCES else Path(name)
+    described = described_data(table, name if table is None else None, columns)
+    config = checked({"data": described, "stage": [{"method": "fedavg", "rounds": 1}]}, "data")
+    population = prepare(config, load_population(config)).plain
+    given = [part for option, value in columns.items() if value is not None for part in (f"--{option}", value)]
+    page = Path("runs") / f"data-{Path(name).stem}.html"
+    found = write_data_page(population, page, f"bespoke data {shlex.join([name, *given, '--figure'])}")
+    if as_json:
+        print_json(found)
+        return
+    print(f"{found['clients']:,} clients with {found['mean']:,.1f} ± {found['sd']:,.1f} examples each.")
+    print(f"{100 * found['beyond_chance']:.0f} % of the clients differ from all together by more than chance.")
+    print(f"Page: {page}")
 
 
 def _write_schema(described: dict[str, Any], path: Path) -> None:
