@@ -225,7 +225,9 @@ def _private(folder: Path) -> str:
     table, about = read_table(folder / "private"), _about(folder, "private")
     if table is None or about is None:
         return ""
-    spent = json.loads((folder / "private/runs/fedpc-seed0/result.json").read_text())["privacy"]
+    run = folder / "private/runs/fedpc-seed0"
+    spent = json.loads((run / "result.json").read_text())["privacy"]["released"]["epsilon"]
+    noise = next(filter(None, (json.loads(line).get("noise") for line in (run / "ledger.jsonl").open())))
     known = read_table(folder / "known")
     cells = []
     for method in ("fedpc", "shared-prefix"):
@@ -236,6 +238,6 @@ def _private(folder: Path) -> str:
             cells.append(f"{TITLES[method]} has a perplexity of {number(over_seeds(mine)[0])}{more}")
     return (
         f"With {len(table.users)} users, epsilon {about['privacy']['epsilon']:g} and everyone in every round, "
-        f"{' and '.join(cells)}; noise of {spent['noise']:.3g} times the clipping bound is added to a sum of "
-        f"{len(table.users)} messages, and epsilon spent is {spent['epsilon']:.3g}. psi stays on its client."
+        f"{' and '.join(cells)}; noise of {noise['sum']['delta'] / noise['clip']:.3g} times the clipping bound is "
+        f"added to all of a sum of {len(table.users)} messages. Epsilon spent is {spent:.3g}. psi stays private."
     )
