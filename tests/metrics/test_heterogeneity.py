@@ -61,7 +61,7 @@ def test_clients_that_differ_by_chance_alone(task: str) -> None:
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = [{"who": f"<b>{i % 4}</b>", "x": i, "y": i % 4} for i in range(80)]
+    rows = [{"who": f"<b>{i % 4}</b>", "x": 7 * i % 5, "y": i % 4} for i in range(80)]
     write_csv(Path("t.csv"), pd.DataFrame(rows))
     said = bespoke("data", "t.csv", "--client", "who", "--target", "y", "--task", "regression", "--figure", "--json")
     found = json.loads(said.out)
