@@ -90,8 +90,9 @@ def run(part: str, asked: argparse.Namespace) -> None:
             for (name, _), path in runs.items():
                 if name == "fedpc":
                     untuned(path)
-        if part in ("known", "seasons", "smollm2"):  # of the others one seed: what is asked is asked of FedPC
-            crossed = tuple(p for (name, seed), p in runs.items() if name == "fedpc" or seed == made.seeds[0])
+        if part not in ("rates", "private"):  # of other methods one seed: what is asked is asked of FedPC
+            first = made.seeds[0] if part == "known" else None
+            crossed = tuple(p for (name, seed), p in runs.items() if name == "fedpc" or seed == first)
             Analyses(crossed, Wanted(crossed=True), **told).run()
     write_report([folder], folder / "report.html")
 
