@@ -12,6 +12,7 @@ from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.fedembed import FedEmbed
 from bespoke.methods.fedpc import FedPC
 from bespoke.methods.fedpc_frozen import FedPCFrozen
+from bespoke.methods.fedpc_generated import FedPCGenerated
 from bespoke.methods.fedpc_meta import FedPCMeta
 from bespoke.methods.fedpc_split import FedPCSplit
 from bespoke.methods.fedprox import FedProx
@@ -39,7 +40,7 @@ METHODS: dict[str, type[Method]] = {
     for method in (
         FedAvg, Shared, FedProx, Scaffold, Local, FineTune, Mixed, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto,
         MRMTL, PFedMe, APFL, Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL,
-        FeatureGroups, FedRep, PFedKM, FedEmbed, FedPC, FedPCFrozen, FedPCSplit, FedPCMeta,
+        FeatureGroups, FedRep, PFedKM, FedEmbed, FedPC, FedPCFrozen, FedPCGenerated, FedPCSplit, FedPCMeta,
         SharedPrefix,
     )
 }  # fmt: skip

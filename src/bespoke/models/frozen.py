@@ -81,6 +81,10 @@ class FrozenLM(Network):
         """Weight and bias of the last layer."""
         return _layer(self.pretrained)
 
+    def words(self, x: Tensor) -> Tensor:
+        """The embeddings of these words."""
+        return F.embedding(x, _words(self.pretrained))
+
     def logits(self, hidden: Tensor) -> Tensor:
         head, bias = _layer(self.pretrained)
         return hidden @ head.mT if bias is None else hidden @ head.mT + bias

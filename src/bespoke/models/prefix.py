@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bespoke import pretrained
 from bespoke.errors import UserError, unknown
@@ -55,8 +56,24 @@ class PrefixLM(LanguageModel):
         return torch.where(self._tokens(batch) > 0, batch["y"].long(), NOTHING)
 
     def loss(self, params: Params, batch: Params) -> Tensor:
-        rows = self.network.row_losses(self.prefix(params, batch), batch["x"], self._targets(batch))
-        return self._penalized(rows.sum() / self._tokens(batch).sum().clamp(min=1.0), params)
+        return self._penalized(self._mean_loss(self.prefix(params, batch), batch), params)
+
+    def loss_of_rows(self, params: Params, batch: Params) -> Tensor:
+        spread = {"prefix": params["prefix"] * (batch["mask"] / batch["mask"].sum().clamp(min=1.0)).sqrt()[:, None, None]}
+        return self._penalized(self._mean_loss(params["prefix"], batch), spread)  # of rows, the mean penalty
+
+    def _mean_loss(self, prefix: Tensor, batch: Params) -> Tensor:
+        rows = self.network.row_losses(prefix, batch["x"], self._targets(batch))
+        return rows.sum() / self._tokens(batch).sum().clamp(min=1.0)
+
+    @property
+    def word_width(self) -> int:
+        return self.network.width
+
+    def words(self, batch: Params) -> tuple[Tensor, Tensor]:
+        """The embeddings of a text's words, each of mean zero and variance one."""
+        found = self.network.words(batch["y"].long().clamp(min=0))
+        return F.layer_norm(found, found.shape[-1:]), self._tokens(batch)
 
     def features(self, params: Params, batch: Params) -> Tensor:
         return self.network.hidden(self.prefix(params, batch), batch["x"])

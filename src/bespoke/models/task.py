@@ -150,6 +150,33 @@ class BaseTask:
         """Over the rows that count."""
         return mean_over(self.example_losses(outputs, batch["y"]), batch["mask"])
 
+    def loss_of_rows(self, params: Params, batch: Params) -> Tensor:
+        """The loss where every row has parameters of its own: the first dimension of each leaf."""
+
+        def alone(params: Params, row: Params) -> Tensor:
+            return self.loss(params, {name: column[None] for name, column in row.items()})
+
+        counted = {**batch, "mask": torch.ones_like(batch["mask"])}
+        return mean_over(torch.func.vmap(alone)(params, counted), batch["mask"])
+
+    @property
+    def word_width(self) -> int:
+        """The numbers of a word, as `words` has them; 0: this task has none."""
+        inputs = getattr(self.network, "inputs", 0)
+        return inputs and inputs + self.network.outputs  # type: ignore[attr-defined]
+
+    def words(self, batch: Params) -> tuple[Tensor, Tensor]:
+        """What rows say, to be read by a generator of embeddings: (rows, words, width), and which words count.
+
+        A row of a table is one word: its inputs and its target.
+        """
+        said = torch.cat([self.network.prepare(batch["x"]).flatten(1), self.shown(batch["y"])], 1)
+        return said[:, None], batch["mask"][:, None]
+
+    def shown(self, y: Tensor) -> Tensor:
+        """Targets as numbers beside the inputs: (rows, outputs)."""
+        return y.float()[:, None]
+
     def _penalized(self, loss: Tensor, params: Params) -> Tensor:
         return loss + 0.5 * self.l2 * sum((p * p).sum() for p in params.values()) if self.l2 else loss
 
@@ -300,6 +327,10 @@ class Classification(BaseTask):
 
     def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
         return super().mixed(outputs, vote, part) if self.hinge else log_mixture(outputs, vote, part)
+
+    def shown(self, y: Tensor) -> Tensor:
+        outputs = self.network.outputs  # type: ignore[attr-defined]
+        return super().shown(y) if outputs == 1 else (y[:, None] == torch.arange(outputs)).float()
 
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.hinge:
