@@ -33,6 +33,7 @@ from bespoke.privacy.transform import Transform
 from bespoke.robust.attack import attacked, attackers, message_attack
 from bespoke.robust.settings import check_methods
 from bespoke.stages import Experiment, Stage
+from bespoke.tensors import count
 
 FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
 MOST_ROUNDS = 300  # of a stage whose rounds are "auto"
@@ -339,6 +340,19 @@ def _check_fit(method: Method, task: Any, population: Population, where: str) ->
         raise UserError(
             f"{where}: {method.name} estimates how {coefficients:,} coefficients vary, and takes at most {most}; name "
             "fewer features (--features), or use another method, such as finetune"
+        )
+    widest = getattr(method, "widest", 0)
+    if widest and not task.word_width:
+        raise UserError(
+            f"{where}: {method.name} reads the words of a frozen language model, or the rows of a table; "
+            f"{type(task.network).__name__} has neither here; use [model] name = 'frozen', or another method, such as "
+            "finetune"
+        )
+    size = count(task.init(0)) if widest else 0
+    if size > widest:
+        raise UserError(
+            f"{where}: {method.name} generates all {size:,} parameters of a model, and takes at most {widest:,}; use a "
+            "smaller model, or another method, such as finetune"
         )
     if method.linear_only and not task.network.is_linear:
         found = type(task.network).__name__.lower()

@@ -21,6 +21,8 @@ from bespoke.models.task import Gradient
 from bespoke.tensors import Params, count
 
 CACHE = 2**21  # bytes a chunk's step may touch before it falls out of a core's cache
+TRAINED = 2**29  # bytes that a chunk's own copies of what is trained may take, where memory is the limit
+COPIES = 8  # of what is trained: parameters, slopes and Adam's moments, before and after a step
 WORTH_WORKERS = 0.25  # seconds of a round from which on worker processes are worth their start
 SMALL = 200_000  # parameters up to which vectorizing over clients is tried against the loop
 LAUNCH = 2e-3  # seconds that a step costs besides its arithmetic
@@ -53,8 +55,11 @@ def choose(
     compiled = linear and kernels.available()
     # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
     fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
-    best_chunk = chunk or max(min(fit, 2048), 4)
     vectorizes, batched = getattr(task, "vectorizes", True), getattr(task, "batches_clients", False)
+    if batched:  # what is trained may be far more than the task's parameters: the generators of embeddings
+        shared = work.method.broadcast(work.method.init_server(params, work.before(population)))
+        fit = min(fit, TRAINED // (COPIES * 4 * max(count(shared), 1)))
+    best_chunk = chunk or max(min(fit, 2048), 4)
     arithmetic = 0.0 if linear else 6.0 * _work(population, task, size) / SPEED  # seconds a row, there and back
     rows = population.sizes(np.arange(min(len(population), 2000)))
     step = min(batch, rows.mean()) * arithmetic

@@ -48,7 +48,7 @@ class FedPCGenerated(FedPC):
     private = {}
     personal = "the product of the embeddings that the generators make from its own texts"
     unseen = "a client that never trained reads its own texts, as all others do"
-    most_parameters = 2048  # of a model that is trained: a generator has six times the square of it
+    widest = 2048  # numbers of an embedding; a generator has six times the square of it
 
     @property
     def downlink(self) -> dict[str, str]:  # type: ignore[override]
@@ -130,7 +130,7 @@ class FedPCGenerated(FedPC):
         ]
 
     def _reader(self) -> Any:
-        return self.task  # more than the contract asks of a task: words, and a loss of rows with parameters of their own
+        return self.task  # more than the contract asks of a task: words, and a loss of rows with own parameters
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def support_batching(self) -> Batching:

@@ -1,15 +1,16 @@
 """A generator of embeddings: one decoder block that reads texts (Silva et al., FedPC, 2022, Appendix A).
 
-The embedding e asks, the words W of a text answer (LN: layer normalization):
+The embedding e asks, the words W of a text answer (LN: layer normalization, FFN: a layer of GELUs and a linear one):
 
     a  = attention(query LN(e), keys W, values W)
     h  = LN(LN(a) + LN(e))
     e' = LN(FFN(h) + LN(e))
 
-`reads` says what a step is: all words of the next text (`utterance`: e' takes the place of e), the words of a text up to
-the next one (`token`, the paper's form), or the words of all texts so far (`history`: e stays the first one, and only
-sums over words are carried from text to text). Several tables of embeddings are read for at once, one for each context:
-a text is read for the one that `place` names.
+`reads` says what a step is. `utterance`: W are the words of the next text, and e' takes the place of e. `token`, the
+paper's form: W are the words of a text up to the next one, and e' takes the place of e. `history`: W are the words of
+all texts so far, and e stays the first one; sums over words are all that is carried from text to text.
+
+A generator serves a table of embeddings, a row for each context; a text is read for the row that it belongs to.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespoke.tensors import Params, Tree
+from bespoke.tensors import Params, Tree, add, stack
 
 Reads = Literal["utterance", "token", "history"]
-STEEPEST = 20.0  # attention's logits are kept within this, so that their exponentials can be added up as they come
+STEEPEST = 20.0  # logits of attention over all texts are kept within this: their exponentials are added up as they come
 
 
 def generator_start(width: int, words: int, heads: int, hidden: int, draw: torch.Generator) -> Params:
-    """A random block for embeddings of this width and words of that; its gain is zero: nothing is added at first."""
+    """A random block for embeddings of this width and words of that. Its gain is zero: at first it adds nothing."""
     inner = heads * -(-width // heads)
 
     def drawn(rows: int, columns: int) -> Tensor:
@@ -41,68 +42,79 @@ def generator_start(width: int, words: int, heads: int, hidden: int, draw: torch
 
 
 def nothing_read(first: Tensor, heads: int, reads: Reads) -> Tree:
-    """What is carried from text to text before the first one; `first`: (tables, tokens, width)."""
-    tables, tokens, width = first.shape
+    """What is carried from text to text before the first one; `first`: (rows, tokens, width)."""
+    rows, tokens, width = first.shape
     if reads != "history":
-        return {"state": first, "texts": torch.zeros(tables)}
-    sums = torch.zeros(tables, tokens, heads, -(-width // heads))
-    return {"values": sums, "weights": torch.zeros_like(sums[..., :1]), "texts": torch.zeros(tables)}
+        return {"state": first, "texts": torch.zeros(rows)}
+    sums = torch.zeros(rows, tokens, heads, -(-width // heads))
+    return {"values": sums, "weights": torch.zeros_like(sums[..., :1]), "texts": torch.zeros(rows)}
 
 
 def read(
-    block: Params, first: Tensor, carried: Tree, words: Tensor, counted: Tensor, place: Tensor, heads: int, reads: Reads
+    block: Params, first: Tensor, carried: Tree, words: Tensor, counted: Tensor, row: Tensor, heads: int, reads: Reads
 ) -> tuple[Tree, Tree]:
     """(what was carried before each text, what is carried after the last one).
 
-    words: (texts, words, width), of which `counted` are there; place: (texts,), the table that each is read for.
+    words: (texts, words, width), of which `counted` are there; row: (texts,), what each text is read for.
     """
     keys, values = ((words @ block[name].mT).unflatten(-1, (heads, -1)) for name in ("key", "value"))
-    own = (place[:, None] == torch.arange(len(first))).to(words.dtype)  # (texts, tables)
-    there = counted.amax(1)
+    own = (row[:, None] == torch.arange(len(first))).to(words.dtype)  # (texts, rows): 1 where a text belongs
     if reads == "history":
-        logits = _logits(block, torch.tensordot(own, first, 1), keys)  # each text is asked by the table it is read for
-        weights = logits.clamp(-STEEPEST, STEEPEST).exp() * counted[:, None, None]
-        sums = torch.einsum("rqhw,rwhd->rqhd", weights, values)
-        said = {"values": sums, "weights": weights.sum(-1)[..., None], "texts": there}
-        earlier = (own @ own.mT).tril(-1)  # [text j is before text i, and of the same table]
-        before = {name: torch.tensordot(own, carried[name], 1) + torch.tensordot(earlier, said[name], 1) for name in said}
-        return before, {name: carried[name] + torch.tensordot(own.mT, said[name], 1) for name in said}
-    state, texts, states, numbers = carried["state"], carried["texts"], [], []
-    for row in range(len(words)):
-        mine = own[row]
-        e = torch.tensordot(mine, state, 1)
-        states.append(e)
-        numbers.append(mine @ texts)
-        # the words that each step of the generator reads, and whether the step is one
-        steps = [(counted[row], there[row])]
-        if reads == "token":
-            whole = torch.arange(words.shape[1])
-            steps = [(counted[row] * (whole <= t), counted[row, t]) for t in range(len(whole))]
+        return _all_read(block, first, carried, keys, values, counted, own)
+    return _next_read(block, carried, keys, values, counted, own, reads == "token")
+
+
+def _all_read(
+    block: Params, first: Tensor, carried: Tree, keys: Tensor, values: Tensor, counted: Tensor, own: Tensor
+) -> tuple[Tree, Tree]:
+    """Attention over all texts so far is a quotient of sums over texts."""
+    logits = _logits(block, torch.tensordot(own, first, 1), keys).clamp(-STEEPEST, STEEPEST)
+    weights = logits.exp() * counted[:, None, None]
+    said = {"values": torch.einsum("tqhw,twhd->tqhd", weights, values), "weights": weights.sum(-1, keepdim=True)}
+    said["texts"] = counted.amax(1)
+    earlier = (own @ own.mT).tril(-1)  # 1 for each text before this one that belongs to the same row
+
+    def summed(which: Tensor, leaves: Tree) -> Tree:
+        return {name: torch.tensordot(which, leaves[name], 1) for name in said}
+
+    return add(summed(own, carried), summed(earlier, said)), add(carried, summed(own.mT, said))
+
+
+def _next_read(
+    block: Params, carried: Tree, keys: Tensor, values: Tensor, counted: Tensor, own: Tensor, by_word: bool
+) -> tuple[Tree, Tree]:
+    """One text after the other, the words of a text together or one by one."""
+    state, texts, before = carried["state"], carried["texts"], []
+    length = torch.arange(counted.shape[1])
+    for mine, key, value, there in zip(own, keys, values, counted):
+        e = known = torch.tensordot(mine, state, 1)
+        before.append({"state": known, "texts": mine @ texts})
+        # for each step the words that are read, and whether it is one: texts and words may be padding
+        steps = [(there * (length <= t), there[t]) for t in range(len(length))] if by_word else [(there, there.amax())]
         for seen, live in steps:
-            logits = _logits(block, e, keys[row]).masked_fill(seen[None, None] == 0, -torch.inf)
-            weights = logits.masked_fill(seen.amax() == 0, 0.0).softmax(-1)
-            attended = torch.einsum("qhw,whd->qhd", weights, values[row])
+            logits = _logits(block, e, key).masked_fill(seen == 0, -torch.inf).masked_fill(seen.amax() == 0, 0.0)
+            attended = torch.einsum("qhw,whd->qhd", logits.softmax(-1), value)
             e = e + live * (_finished(block, attended, e) - e)
-        state = state + mine[:, None, None] * (e - states[-1])
-        texts = texts + mine * there[row]
-    return {"state": torch.stack(states), "texts": torch.stack(numbers)}, {"state": state, "texts": texts}
+        state = state + mine[:, None, None] * (e - known)
+        texts = texts + mine * there.amax()
+    return stack(before), {"state": state, "texts": texts}
 
 
 def generated(block: Params, first: Tensor, carried: Tree) -> Tensor:
-    """What is added to the embedding for what was read: nothing where nothing was."""
+    """What is added to embeddings for what was read: nothing where nothing was."""
+    texts = carried["texts"]
     if "state" in carried:
-        share, e = (carried["texts"] > 0).to(first.dtype), carried["state"]
-    else:  # the more texts, the more they count against what is known without them
-        share = carried["texts"] / (carried["texts"] + block["prior"].exp())
+        share, e = (texts > 0).to(first.dtype), carried["state"]
+    else:  # the more texts there are, the more they count against what is known without them
+        share = texts / (texts + block["prior"].exp())
         e = _finished(block, carried["values"] / carried["weights"].clamp(min=torch.finfo().tiny), first)
     return share[:, None, None] * block["gain"] * e
 
 
 def _logits(block: Params, e: Tensor, keys: Tensor) -> Tensor:
     """How much each head of each query looks at each word: (..., tokens, heads, words)."""
-    heads, size = keys.shape[-2:]
-    query = (_normal(e) @ block["query"].mT).unflatten(-1, (heads, size))
-    return torch.einsum("...qhd,...whd->...qhw", query, keys) * size**-0.5
+    query = (_normal(e) @ block["query"].mT).unflatten(-1, keys.shape[-2:])
+    return torch.einsum("...qhd,...whd->...qhw", query, keys) * keys.shape[-1] ** -0.5
 
 
 def _finished(block: Params, attended: Tensor, e: Tensor) -> Tensor:

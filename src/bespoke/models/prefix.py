@@ -59,8 +59,9 @@ class PrefixLM(LanguageModel):
         return self._penalized(self._mean_loss(self.prefix(params, batch), batch), params)
 
     def loss_of_rows(self, params: Params, batch: Params) -> Tensor:
-        spread = {"prefix": params["prefix"] * (batch["mask"] / batch["mask"].sum().clamp(min=1.0)).sqrt()[:, None, None]}
-        return self._penalized(self._mean_loss(params["prefix"], batch), spread)  # of rows, the mean penalty
+        share = batch["mask"] / batch["mask"].sum().clamp(min=1.0)
+        weighted = {"prefix": share.sqrt()[:, None, None] * params["prefix"]}  # the penalty is the mean of the rows'
+        return self._penalized(self._mean_loss(params["prefix"], batch), weighted)
 
     def _mean_loss(self, prefix: Tensor, batch: Params) -> Tensor:
         rows = self.network.row_losses(prefix, batch["x"], self._targets(batch))
