@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
+from bespoke.methods.contexts import many_contexts, occurring
 from bespoke.methods.fedpc import FedPC, product
 from bespoke.methods.generator import Reads, generated, generator_start, nothing_read, read
 from bespoke.methods.local_adam import adam_start, adam_step, pulled
@@ -33,6 +34,7 @@ from bespoke.tensors import Params, Tree, flatten, scale, subtract, take, unflat
 class FedPCGenerated(FedPC):
     """Shared generators make the embeddings of user and contexts from the texts that a client said before."""
 
+    mu: float = knob(0.01, "strength of the pull of what is shared to the round's start (FedProx)", ge=0)
     reads: Reads = knob(
         "utterance", "a step of a generator reads the next text, its next word (the paper's form), or all texts so far"
     )
@@ -83,7 +85,7 @@ class FedPCGenerated(FedPC):
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         start = held = down["params"]
-        state, uses = adam_start(start), torch.zeros(getattr(self.task, "contexts", 1))
+        state, uses = adam_start(start), torch.zeros(many_contexts(self.task))
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
 
@@ -92,7 +94,7 @@ class FedPCGenerated(FedPC):
 
             slope = pulled(unflatten(self.slope(loss, flatten(held))), held, start, self.mu)
             held, state = adam_step(state, held, slope, self.lr, live)
-            uses = torch.maximum(uses, live * self.occurring(batch))
+            uses = torch.maximum(uses, live * occurring(self.task, batch))
         return private, {"delta": subtract(held, start), "uses": uses, "weight": torch.ones_like(batches.examples)}
 
     def embedded(self, held: Tree, batch: Params) -> Params:
@@ -116,7 +118,7 @@ class FedPCGenerated(FedPC):
     def places(self, batch: Params) -> list[Tensor]:
         """Which embedding of the user, of whom there is one, and of the contexts each text has."""
         one = torch.zeros_like(batch["mask"]).long()
-        return [one, batch["context"].long() if getattr(self.task, "contexts", 1) > 1 else one]
+        return [one, batch["context"].long() if many_contexts(self.task) > 1 else one]
 
     def begin(self, held: Tree) -> list[Tree]:
         return [nothing_read(first, self.heads, self.reads) for _, _, first in self.parts(held)]
