@@ -16,7 +16,7 @@ from bespoke.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.fedpc import claims, numbers, page, parts  # noqa: E402
+from benchmarks.fedpc import claims, page, parts, readings  # noqa: E402
 
 from bespoke.metrics.significance import Interval  # noqa: E402
 
@@ -57,29 +57,29 @@ VALUES: dict[str, dict[int, list[float]]] = {
 
 
 def test_perplexities_are_read_by_seed_and_user(tmp_path: Path) -> None:
-    table = numbers.read_table(made_up(tmp_path / "known", VALUES))
+    table = readings.read_table(made_up(tmp_path / "known", VALUES))
     assert table is not None
     assert table.users == USERS
     assert table.values["fedpc", "1"].tolist() == [[200, 220, 240], pytest.approx([220, 242, 264])]
     assert table.at("fedpc-frozen", "5").tolist() == [[130, 140, 150]] * 2  # the same whatever the samples
     assert table.at("none", "all").tolist() == [[400, 500, 600]] * 2
     assert table.at("fedpc", "5") is None
-    assert numbers.over_seeds(table.at("fedpc", "all")) == pytest.approx((115.5, 11 / 2**0.5))  # 110 and 121
-    assert numbers.read_table(tmp_path / "nothing") is None
+    assert readings.over_seeds(table.at("fedpc", "all")) == pytest.approx((115.5, 11 / 2**0.5))  # 110 and 121
+    assert readings.read_table(tmp_path / "nothing") is None
 
 
 def test_changes_by_hand() -> None:
-    half = numbers.change(np.array([[1.0, 2.0, 3.0]]), np.array([[2.0, 4.0, 6.0]]))
+    half = readings.change(np.array([[1.0, 2.0, 3.0]]), np.array([[2.0, 4.0, 6.0]]))
     assert half.value == pytest.approx(-0.5)
     assert (half.interval.low, half.interval.high) == pytest.approx((-0.5, -0.5))
     assert half.text() == "−50.0 % (−50.0 to −50.0)"
-    wide = numbers.change(np.array([[1.0, 4.0] * 5]), np.array([[2.0, 2.0] * 5]))  # halved, doubled
+    wide = readings.change(np.array([[1.0, 4.0] * 5]), np.array([[2.0, 2.0] * 5]))  # halved, doubled
     assert wide.value == pytest.approx(0)
     assert wide.side == 0
-    assert [claims.lower(numbers.Change(0, Interval(*i))) for i in ((-2, -1), (-1, 1), (1, 2))] == [
+    assert [claims.lower(readings.Change(0, Interval(*i))) for i in ((-2, -1), (-1, 1), (1, 2))] == [
         "yes", "cannot be told", "no: the opposite",
     ]  # fmt: skip
-    assert [claims.same(numbers.Change(0, Interval(*i))) for i in ((-0.04, 0.01), (-0.2, -0.1), (-0.2, 0.1))] == [
+    assert [claims.same(readings.Change(0, Interval(*i))) for i in ((-0.04, 0.01), (-0.2, -0.1), (-0.2, 0.1))] == [
         "yes", "no: it falls", "cannot be told",
     ]  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fedpc.numbers import Change, Table, change
+from benchmarks.fedpc.readings import Change, Table, change
 
 OURS = ("fedpc", "fedpc-frozen", "fedpc-generated")
 BASELINES = ("fedpc-split", "fedpc-meta")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fedpc.claims import TITLES, beyond, claims
-from benchmarks.fedpc.numbers import SAMPLES, Table, change, over_seeds, read_crossed, read_table
+from benchmarks.fedpc.readings import SAMPLES, Table, change, over_seeds, read_crossed, read_table
 
 from bespoke.errors import UserError
 from bespoke.metrics.text import number, size
