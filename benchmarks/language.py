@@ -54,10 +54,10 @@ split serves all seeds, since topics follow it: ± is over seeds, intervals are 
 
 | experiment | file in benchmarks/groups | on two cores, by calculation |
 | --- | --- | ---: |
-| rates, chosen on validation rows | ted_rates.toml | 45 minutes |
+| rates, chosen on validation rows | ted_rates.toml | 20 minutes |
 | TED talks by topic | ted.toml | 90 minutes |
-| by collection, where groups mean nothing; FL trained as long as GroupFL | ted_collections.toml | 50 minutes |
-| the paper's model | ted_paper.toml | 75 minutes |
+| by collection, where groups mean nothing; FL trained as long as GroupFL | ted_collections.toml | 20 minutes |
+| the paper's model | ted_paper.toml | 45 minutes |
 | groups found by updates, features and loss, against topics | ted_found.toml | 40 minutes |
 | WikiText's pages at hand, topics found | wikitext.toml | 20 minutes |
 | all of WikiText-103, as in the paper | wikitext_full.toml | three weeks |
