@@ -316,6 +316,20 @@ def test_settings(setting: str, words: tuple[str, ...]) -> None:
     refused(bespoke("run", "exp.toml", "--set", setting), *words)
 
 
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("compare = 3", ("[compare]", "3")),
+        ("[compare]\npreset = 'motley-school'\nmethods = 5", ("methods = 5",)),
+        ("[compare]\npreset = 'motley-school'\nmethods = ['hypcluster']\nentries = 5", ("entries = 5",)),
+        ("[compare]\npreset = 5", ("preset = 5",)),
+    ],
+)
+def test_a_comparison_that_is_no_table(table: str, words: tuple[str, ...]) -> None:
+    Path("c.toml").write_text(f"{table}\n{DATA}" if table.startswith("compare") else f"{DATA}{table}\n")
+    refused(bespoke("compare", "c.toml"), *words)
+
+
 def test_experiment_files_that_are_none() -> None:
     refused(bespoke("run", "nope.toml"), "no experiment file nope.toml")
     refused(bespoke("run", "."), "cannot be read")

@@ -85,7 +85,8 @@ class Comparison:
         if table is None:
             raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
         expected = raw.pop("expected", {})
-        preset = Preset.read(table["preset"]) if isinstance(table.get("preset"), str) else None
+        named = table.get("preset") if isinstance(table, dict) else None  # what else is wrong is said by the check
+        preset = Preset.read(named) if isinstance(named, str) else None
         asked = check_compare(preset.entries_below(table) if preset else table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
         methods = tuple(dict.fromkeys([*(asked.methods or default_methods(raw.get("data"))), *asked.entries]))

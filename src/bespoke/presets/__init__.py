@@ -83,8 +83,11 @@ class Preset:
 
     def entries_below(self, table: dict[str, Any]) -> dict[str, Any]:
         """A [compare] table with those of the preset's entries that its methods name."""
-        named = {label: entry for label, entry in self.entries.items() if label in (table.get("methods") or ())}
-        return {**table, "entries": {**named, **table.get("entries", {})}} if named else table
+        methods, entries = table.get("methods"), table.get("entries", {})
+        if not (isinstance(methods, list) and isinstance(entries, dict)):
+            return table  # which is not checked yet
+        named = {label: entry for label, entry in self.entries.items() if label in methods}
+        return {**table, "entries": {**named, **entries}} if named else table
 
     def write(self, path: Path) -> None:
         """Write it for others to use; an existing file is not replaced."""
