@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bespoke.data import ted_two_languages
+from bespoke.data import ted_two_languages, tedmulti
 from bespoke.data.sources import load_source
 from bespoke.data.words import Vocabulary
 from bespoke.errors import UserError
@@ -130,6 +130,11 @@ def test_tedmulti(folder):
     roles = population.columns["role"].numpy()[population.offsets[:-1]].tolist()
     assert roles == [1, 0, 2, 0, 1, 0, 2, 0]
     assert build_task(population.about).network == Transformer(7)
+
+
+def test_only_ascii_letters_of_tedmulti_become_lower_case() -> None:
+    """As TensorFlow's lower() without an encoding does it, which Motley uses: É is two bytes above 127 and stays."""
+    assert tedmulti.plain("ÉL Dijo: ¡SÍ, Señor!<br />Ñandú") == ["Él", "dijo", "¡sÍ", "señor", "Ñandú"]
 
 
 def test_tedmulti_leaves_out_short_talks_and_long_ends(folder):

@@ -72,8 +72,8 @@ def load(
 
 
 def plain(sentence: str) -> list[str]:
-    """The words of a sentence in lower case, without ASCII punctuation, as Motley has them."""
-    return sentence.lower().replace("<br />", " ").translate(_PUNCTUATION).split()
+    """The words of a sentence, ASCII letters in lower case and ASCII punctuation left out, as in Motley: É stays."""
+    return sentence.encode().lower().decode().replace("<br />", " ").translate(_PUNCTUATION).split()
 
 
 def _read(path: Path, languages: list[str]) -> dict[str, list[list[str]]]:
