@@ -55,7 +55,7 @@ def go(browser: Browser, address: str, dark: bool = False, width: int = 1100) ->
     browser.resize(width, 900)
     browser.call("Page.navigate", url="about:blank")
     browser.call("Page.navigate", url=address)
-    browser.wait("document.readyState === 'complete' && document.getElementById('status').textContent")
+    browser.wait("document.readyState === 'complete' && document.getElementById('status')?.textContent")
 
 
 def press(browser: Browser, key: str, code: int, text: str = "") -> None:
