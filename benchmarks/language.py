@@ -11,7 +11,7 @@ bespoke compare benchmarks/groups/wikitext.toml --out runs/language-wikitext
 bespoke compare benchmarks/groups/shakespeare_words.toml --out runs/language-shakespeare
 python benchmarks/language.py
 
-Each command goes on where it was stopped: `bespoke compare --resume FOLDER`. The tables of word frequencies need the
+Each command, given again with --resume, goes on where it was stopped. The tables of word frequencies need the
 TED talks and are made once, into runs/language-unigrams.json.
 """
 
@@ -55,7 +55,7 @@ split serves all seeds, since topics follow it: ± is over seeds, intervals are 
 | experiment | file in benchmarks/groups | on two cores, by calculation |
 | --- | --- | ---: |
 | rates, chosen on validation rows | ted_rates.toml | 20 minutes |
-| TED talks by topic | ted.toml | 90 minutes |
+| TED talks by topic | ted.toml | 100 minutes |
 | by collection, where groups mean nothing; FL trained as long as GroupFL | ted_collections.toml | 20 minutes |
 | the paper's model | ted_paper.toml | 45 minutes |
 | groups found by updates, features and loss, against topics | ted_found.toml | 40 minutes |
