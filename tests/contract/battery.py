@@ -85,7 +85,7 @@ def play(
     engine.open(work(ClientWork(method, train or world.split.train, transforms, setting(world))), params)
     server: Tree = method.init_server(params, setting(world))
     out, state = Play({}, {}), engine.start()
-    if isinstance(method, FedPCGenerated):  # Adam's steps are as long where a slope is nothing but rounding
+    if isinstance(method, FedPCGenerated):  # engines differ by more; likely Adam, not proved
         out.atol = 0.01 * method.lr
     for number, cohort in enumerate(rounds if method.trains else ()):
         result = engine.round(server, np.array(cohort), key=100 + number, state=state)
