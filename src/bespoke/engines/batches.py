@@ -250,7 +250,7 @@ class Layout:
             used = np.where(sizes < batching.size, sizes, steps * batching.size)
         begin = np.minimum(self.begins[positions], max(len(self.rows), 1) - 1)
         even = bool((used == depth * size).all())
-        counts = torch.from_numpy(sizes.astype(np.float32))
+        counts = torch.from_numpy(sizes).to(torch.get_default_dtype())
         return Stacked(
             {}, NOTHING, torch.from_numpy(begin), torch.from_numpy(used), counts, NO_KEY, size, depth, batching.epochs,
             even, batching.steps,

@@ -34,7 +34,6 @@ from bespoke.tensors import Params, Tree, flatten, scale, subtract, take, unflat
 class FedPCGenerated(FedPC):
     """Shared generators make the embeddings of user and contexts from the texts that a client said before."""
 
-    mu: float = knob(0.01, "strength of the pull of what is shared to the round's start (FedProx)", ge=0)
     reads: Reads = knob(
         "utterance", "a step of a generator reads the next text, its next word (the paper's form), or all texts so far"
     )

@@ -48,7 +48,7 @@ def class_sums(outputs: Tensor, chosen: Tensor, y: Tensor, mask: Tensor, metrics
         return {}
     classes = max(outputs.shape[-1], 2)
     there, said, found = (
-        torch.zeros(classes).scatter_add(0, which.long(), rows)
+        rows.new_zeros(classes).scatter_add(0, which.long(), rows)
         for which, rows in ((y, mask), (chosen, mask), (y, mask * (chosen == y)))
     )
     sums: Params = {}

@@ -171,7 +171,7 @@ class BaseTask:
         A row of a table is one word: its inputs and its target.
         """
         said = torch.cat([self.network.prepare(batch["x"]).flatten(1), self.shown(batch["y"])], 1)
-        return said[:, None], batch["mask"][:, None]
+        return said[:, None], batch["mask"][:, None].to(said.dtype)
 
     def shown(self, y: Tensor) -> Tensor:
         """Targets as numbers beside the inputs: (rows, outputs)."""
