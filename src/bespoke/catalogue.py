@@ -91,6 +91,16 @@ def hardened(method: dict[str, Any]) -> str:
     )
 
 
+def aggregated(method: dict[str, Any]) -> str:
+    """What the key `aggregator` of a stage may be."""
+    from bespoke.robust.aggregator import Aggregator, ZeroAndClip
+
+    if not method["changes"]:
+        return "refused, as under [robust]" if method["reveals"] else "nothing to do: it sends nothing itself"
+    added = ", ".join(ZeroAndClip().reveals)
+    return f"{knobs(Aggregator)[0]['doc']}, for which sums of {added} leave clients too"
+
+
 def print_method(method: dict[str, Any]) -> None:
     console = Terminal()
     console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
@@ -101,6 +111,7 @@ def print_method(method: dict[str, Any]) -> None:
         "the server learns": learned(method),
         "under \\[privacy]": hidden(method),
         "under \\[robust]": hardened(method),
+        "aggregator": aggregated(method),
         "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
         or "the data; no other state",
         "personal model": method["personal"],

@@ -336,7 +336,9 @@ class Comparison:
 
     def _described(self, name: str, chosen: dict[str, dict[str, Any]]) -> dict[str, Any]:
         config = self._config(name, self.seeds[0], chosen)
-        return describe(_bare(config.stage[-1], f"compare: {name}"), config.robust if config.privacy is None else None)
+        *_, aggregator, _ = check_stage(config.stage[-1], f"compare: {name}")
+        rule = config.robust if config.privacy is None else None
+        return describe(_bare(config.stage[-1], f"compare: {name}"), rule, aggregator)
 
     def _about(
         self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, Any], engine: str
@@ -394,7 +396,7 @@ def _listed(value: Any) -> Any:
 
 def _bare(stage: dict[str, Any], where: str) -> Method:
     """The method of a stage with its knobs, on which what travels and what it starts from may depend."""
-    kind, _, _, knobs = check_stage(stage, where)
+    kind, *_, knobs = check_stage(stage, where)
     return METHODS[kind](NO_TASK, **knobs)
 
 

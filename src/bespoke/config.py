@@ -16,6 +16,7 @@ from bespoke.privacy.settings import PrivacyConfig, check_privacy, uniform_weigh
 from bespoke.robust.settings import AttackConfig, RobustConfig, check_attack, check_robust, equal_weights
 
 if TYPE_CHECKING:
+    from bespoke.robust.aggregator import Aggregator
     from bespoke.selection import Acceptance
 
 
@@ -332,8 +333,25 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     if config.attack is not None:
         check_attack(config.attack, where)
     for place, stage in enumerate(config.stage):
-        check_stage(stage, f"{where}: stage {place}")
+        _, _, _, aggregator, _ = check_stage(stage, f"{where}: stage {place}")
+        if aggregator is not None and aggregator.name != "mean":
+            _check_alone(config, f"{where}: stage {place}: aggregator = {aggregator.name!r}")
     return config
+
+
+def _check_alone(config: ExperimentConfig, where: str) -> None:
+    """Refuse what an aggregator that bounds changes does not go together with."""
+    if config.privacy is not None:
+        raise UserError(
+            f"{where} beside [privacy]: the server would learn without noise how many clients were zeroed and clipped, "
+            "which the privacy account does not hold; leave it out (aggregator = 'mean' where a preset names it) and "
+            "use privacy.clip, with privacy.adaptive = true to follow a quantile"
+        )
+    if config.robust is not None:
+        raise UserError(
+            f"{where} beside robust.rule = {config.robust.rule!r}: both say how changes become one; leave one of the "
+            "two out (aggregator = 'mean' where a preset names it)"
+        )
 
 
 def _check_data(data: DataConfig, where: str) -> None:
@@ -385,8 +403,10 @@ def _check_split(split: SplitConfig, where: str) -> None:
         raise UserError(f"{where}: split.order = 'motley' is that of Motley's cross-silo code; use 'random' or 'time'")
 
 
-def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int | str, Acceptance | None, dict[str, Any]]:
-    """(method, rounds or "auto", acceptance, knobs) of a stage, validated against the method's own dataclass."""
+def check_stage(
+    stage: dict[str, Any], where: str
+) -> tuple[str, int | str, Acceptance | None, Aggregator | None, dict[str, Any]]:
+    """(method, rounds or "auto", acceptance, aggregator, knobs), validated against the method's own dataclass."""
     from bespoke.methods import METHODS
 
     knobs = dict(stage)
@@ -404,7 +424,16 @@ def check_stage(stage: dict[str, Any], where: str) -> tuple[str, int | str, Acce
     accept = knobs.pop("accept", None)
     if accept is not None:
         accept = check_acceptance(accept, f"{where}: accept")
-    return name, rounds, accept, check_knobs(method, knobs, where, ("method", "rounds", "accept"))
+    aggregator = knobs.pop("aggregator", None)
+    if aggregator is not None:
+        if not method.trains:
+            raise UserError(
+                f"{where}: aggregator = {aggregator!r}: {name} has no training rounds and sends nothing; give it to "
+                "the stage that trains, or leave it out"
+            )
+        aggregator = check_aggregator(aggregator, f"{where}: aggregator")
+    also = ("method", "rounds", "accept", "aggregator")
+    return name, rounds, accept, aggregator, check_knobs(method, knobs, where, also)
 
 
 def check_acceptance(table: Any, where: str) -> Acceptance:
@@ -414,6 +443,20 @@ def check_acceptance(table: Any, where: str) -> Acceptance:
     if not isinstance(table, dict) or not table:
         raise UserError(f"{where} = {table!r}: a table of min_examples, margin, or both")
     return Acceptance(**check_knobs(Acceptance, table, where))
+
+
+def check_aggregator(value: Any, where: str) -> Aggregator:
+    """How clients' changes become their mean: "mean", "tff-robust", or a table of name, zeroing and clipping."""
+    from bespoke.robust.aggregator import NAME, Aggregator
+
+    if not isinstance(value, str | dict):
+        raise UserError(f"{where} = {value!r}: a name, 'mean' or {NAME!r}, or a table of name, zeroing and clipping")
+    found = Aggregator(**check_knobs(Aggregator, {"name": value} if isinstance(value, str) else value, where))
+    if found.name != NAME and isinstance(value, dict) and set(value) != {"name"}:
+        raise UserError(f"{where} = {value!r}: zeroing and clipping belong to name = {NAME!r}; give that name as well")
+    if not found.zeroing and not found.clipping:
+        raise UserError(f"{where} = {value!r}: without zeroing and clipping it is the plain mean; write 'mean'")
+    return found
 
 
 def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:

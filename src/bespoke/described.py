@@ -10,6 +10,7 @@ from typing import Any
 from bespoke.entries import title
 from bespoke.method import Method
 from bespoke.metrics.text import listing
+from bespoke.robust.aggregator import Aggregator
 from bespoke.robust.settings import RobustConfig, shown
 from bespoke.stages import Experiment
 from bespoke.tensors import count
@@ -78,9 +79,12 @@ def cautions(planned: Iterable[Experiment]) -> list[str]:
     ]
 
 
-def describe(method: Method, robust: RobustConfig | None = None) -> dict[str, Any]:
+def describe(
+    method: Method, robust: RobustConfig | None = None, aggregator: Aggregator | None = None
+) -> dict[str, Any]:
     """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
-    uplink = shown(method, robust)
+    bounded = aggregator.transform(method) if aggregator else None
+    uplink = {**shown(method, robust), **(bounded.reveals if bounded else {})}
     return {
         "name": method.name,
         "title": title(type(method)),

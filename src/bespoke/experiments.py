@@ -194,11 +194,13 @@ def build(
         raise unknown("metric", metric, task.metrics, "the experiment")
     stages = []
     for place, entry in enumerate(config.stage):
-        name, rounds, accept, knobs = check_stage(entry, f"stage {place}")
+        name, rounds, accept, aggregator, knobs = check_stage(entry, f"stage {place}")
         from bespoke.methods import METHODS
 
         auto = rounds == AUTO
-        stages.append(Stage(METHODS[name](task, **knobs), MOST_ROUNDS if auto else int(rounds), accept, auto))
+        method = METHODS[name](task, **knobs)
+        bounded = aggregator.transform(method) if aggregator else None
+        stages.append(Stage(method, MOST_ROUNDS if auto else int(rounds), accept, auto, bounded))
         _check_fit(stages[-1].method, task, population, f"stage {place}")
     check_stages_fit([stage.method for stage in stages])
     _check_groups(population, stages)
@@ -209,7 +211,8 @@ def build(
     sampling = config.cohort.model_dump(exclude={"size"})
     transforms = transforms_of(config.transform)
     for stage in stages:
-        for transform in transforms if stage.method.trains else ():
+        also = (stage.aggregator,) if stage.aggregator else ()
+        for transform in (*also, *transforms) if stage.method.trains else ():
             transform.check(stage.method)
     if config.privacy is not None:
         check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])

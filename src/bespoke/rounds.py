@@ -173,7 +173,7 @@ class Run:
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
         setting = experiment.setting(place, start)
-        engine.open(experiment.work(method, self.now.split.train, experiment.transforms, setting), params)
+        engine.open(experiment.work(method, self.now.split.train, experiment.acting(place), setting), params)
         rounds = stage.rounds
         server, begin = method.init_server(params, setting), 0
         if self.account:
@@ -305,7 +305,8 @@ class Run:
         validation = seen.get("validation")
         if validation:
             self.curve.append(validation[experiment.metric])
-        entry = self.ledger.round(place, number, method, draw, outcome)
+        added = {name: kind for transform in engine.work.transforms for name, kind in transform.reveals.items()}
+        entry = self.ledger.round(place, number, method, draw, outcome, added)
         if self.account and outcome:
             entry["noise"] = self.account.noise(place, self.used)
         ids = experiment.population.ids
@@ -320,6 +321,7 @@ class Run:
             "examples": outcome.examples if outcome else 0, "validation": None, **seen,
             **({"change": change} if change else {}),
             **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
+            **({"aggregator": outcome.observed} if outcome and outcome.observed else {}),
             **({"privacy": spent} if spent else {}), **self._watched(outcome),
         }}  # fmt: skip
         if self.account and self.account.secret and number:

@@ -22,6 +22,7 @@ from bespoke.method import Method, Setting
 from bespoke.privacy.settings import PrivacyConfig, calibrated
 from bespoke.privacy.transform import Transform
 from bespoke.randomness import mix
+from bespoke.robust.attack import Attack
 from bespoke.robust.exchange import Rule
 from bespoke.robust.settings import AttackConfig, RobustConfig
 from bespoke.sampling import Sampler, SideBySide
@@ -41,6 +42,7 @@ class Stage:
     rounds: int  # at most so many, if `auto`
     accept: Acceptance | None = None  # when a client takes its personal model
     auto: bool = False  # it ends when validation has stopped improving, or the server's state says that it is settled
+    aggregator: Transform | None = None  # what bounds changes before their mean, in this stage alone
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ class Experiment:
             collusion = Collusion(keys, self.attack.factor)
         rule = Rule.of(self.robust) if self.robust else None
         return ClientWork(method, train, transforms, setting, rule, collusion)
+
+    def acting(self, place: int) -> tuple[Transform, ...]:
+        """What acts on the messages of a stage: attacks, then the stage's aggregator, then what acts in all stages."""
+        aggregator = self.stages[place].aggregator
+        if aggregator is None:
+            return self.transforms
+        attacks = tuple(transform for transform in self.transforms if isinstance(transform, Attack))
+        return (*attacks, aggregator, *(transform for transform in self.transforms if transform not in attacks))
 
     def setting(self, place: int, start: Tree | None = None) -> Setting:
         """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
@@ -124,8 +134,8 @@ class Experiment:
 def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:
     """How to execute an experiment's clients, by its first stage that trains."""
     stages = experiment.stages
-    stage = next((s for s in stages if s.method.trains and s.rounds), stages[-1])
-    work = experiment.work(stage.method, experiment.split.train, experiment.transforms)
+    place = next((place for place, s in enumerate(stages) if s.method.trains and s.rounds), len(stages) - 1)
+    work = experiment.work(stages[place].method, experiment.split.train, experiment.acting(place))
     start = experiment.task.init(0) if params is None else params
     return choose(experiment.population, work, start, experiment.cohort, **experiment.engine)
 

@@ -280,7 +280,7 @@ def load_personal(folder: str | Path) -> PersonalModel:
         raise UserError(f"{path / 'model.json'} is damaged ({error})") from None
     if about.get("format") != FORMAT:
         raise UserError(f"{path} was written by another version (format {about.get('format')!r}, known: {FORMAT})")
-    name, _, _, knobs = check_stage(about["stage"], str(path / "model.json"))
+    name, *_, knobs = check_stage(about["stage"], str(path / "model.json"))
     task = _task(about, str(path / "model.json"))
     flat, _ = open_arrays(path / "model.safetensors")
     mean, deviation = flat.pop("input.mean"), flat.pop("input.deviation")

@@ -64,6 +64,7 @@ class RoundResult:
     state: State = field(default_factory=dict)  # of the transforms, for the next round
     ruled: Combined | None = None  # what a robust rule did
     norms: dict[int, float] = field(default_factory=dict)  # of each client's change: for the one who simulates
+    observed: dict[str, Any] = field(default_factory=dict)  # by the transforms, for the round's log
 
 
 class Engine:
@@ -194,12 +195,14 @@ class Engine:
         ruled = self._settled(cohort, clients, rows, shared) if self.work.holds and merged.clients else None
         if ruled is not None:
             cohort = replace(cohort, sums=ruled.sums, each=ruled.each, clients=ruled.clients)
+        observed: dict[str, Any] = {}
         for transform in reversed(self.work.transforms):
+            observed |= transform.observe(cohort, state)
             cohort, state = transform.server(cohort, state, key)
         down = (broadcast_bytes(method, server) + 4 * len(state)) * len(clients) + (nbytes(own) if own else 0)
         up, down = merged.bytes_up + (ruled.bytes_up if ruled else 0), down + (ruled.bytes_down if ruled else 0)
         norms = dict(zip(merged.clients, merged.norms))
-        return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms)
+        return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms, observed)
 
     def _settled(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
         """A cohort by the robust rule, of the messages that hosts hold."""

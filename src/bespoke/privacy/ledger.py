@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bespoke.engines.batches import steps_of
 from bespoke.engines.engine import Choice, RoundResult
-from bespoke.method import Batching, Method
+from bespoke.method import Batching, Method, Reveal
 from bespoke.robust.settings import RobustConfig, shown
 from bespoke.sampling import Draw
 
@@ -22,14 +22,17 @@ class Ledger:
     robust: RobustConfig | None = None  # on which it depends what the server has to see
 
     def round(
-        self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None
-    ) -> dict[str, Any]:
+        self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None,
+        added: dict[str, Reveal] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """A line of the ledger; added: fields that are not the method's own but leave its clients too."""
         contacted = len(draw.contacted) if draw else 0
         reported = len(draw.reported) if draw else 0
         down = 0
         if outcome and reported:
             # who was contacted was sent the model, whether or not it answered in time
             down = outcome.bytes_down * contacted // reported
+        sent = {**shown(method, self.robust), **(added or {})}
         return {
             "stage": stage,
             "round": number,
@@ -40,7 +43,7 @@ class Ledger:
             "bytes_up": outcome.bytes_up if outcome else 0,
             "steps": outcome.steps if outcome else 0,
             "epochs": _epochs(method.batching()) if outcome else 0,
-            "revealed": {name: kind.name for name, kind in shown(method, self.robust).items()} if outcome else {},
+            "revealed": {name: kind.name for name, kind in sent.items()} if outcome else {},
         }
 
     def statistics(self, floats: int, clients: int) -> dict[str, Any]:

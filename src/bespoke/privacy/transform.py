@@ -8,12 +8,13 @@ its own, whatever is stacked with it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
-from bespoke.method import Cohort, Method
+from bespoke.method import Cohort, Method, Reveal
 from bespoke.tensors import Tree
 
 State = dict[str, float]  # what a transform keeps on the server from round to round, and tells all clients
@@ -38,6 +39,7 @@ class Transform:
     remembers = False  # True: clients keep something of it, as private as the method's own state
     hides = False  # True: what leaves clients is noisy, and nothing else may tell of their rows
     needs: tuple[str, ...] = ()  # fields that a method has to send
+    reveals: dict[str, Reveal] = {}  # fields that it adds to a message, for the ledger
     title = "this transform"  # its key in an experiment
 
     def check(self, method: Method) -> None:
@@ -59,6 +61,10 @@ class Transform:
 
     def client(self, sent: Sent) -> Sent:
         return sent
+
+    def observe(self, cohort: Cohort, state: State) -> dict[str, Any]:
+        """For the round's log, of the sums as they arrived and the state that the round was made with."""
+        return {}
 
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
         """The sums as the method's server is to see them, and the state of the next round."""
