@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from bespoke.api import run as run_file
+from bespoke.comparison import Comparison
 from bespoke.config import check_aggregator, checked
 from bespoke.engines.engine import Choice
 from bespoke.errors import UserError
 from bespoke.experiments import build
 from bespoke.method import Cohort
 from bespoke.methods import METHODS, FedAvg
+from bespoke.presets import Preset
 from bespoke.privacy.transform import Sent
 from bespoke.robust.aggregator import ABOVE, CLIPPED, ZEROED, Aggregator, ZeroAndClip
 from bespoke.rounds import Run
@@ -258,6 +260,26 @@ def test_only_the_stage_that_names_it(tmp_path: Path) -> None:
     logged = [line for line in lines(tmp_path / "out", "rounds.jsonl") if line["round"]]
     assert [line["aggregator"]["zeroed"] for line in logged] == [6.0] * 3  # a tenth of 65 schools
     assert [line["excluded"] for line in logged] == [[]] * 3
+
+
+def test_motleys_presets_name_it_for_fedavg_alone(tmp_path: Path) -> None:
+    for name in ("emnist", "stackoverflow", "landmarks", "ted"):
+        preset = Preset.read(f"motley-{name}")
+        named = {method for method, knobs in preset.knobs.items() if "aggregator" in knobs}
+        assert named == {"fedavg", "ensemble"}
+        assert any("robust_aggregator" in note for note in preset.notes)
+        (tmp_path / "c.toml").write_text(
+            f'[data]\nsource = "exam"\n[compare]\npreset = "motley-{name}"\nmethods = ["finetune", "hypcluster"]\n'
+            "tune = false\n"
+        )
+        made = Comparison.read(tmp_path / "c.toml", tmp_path / "out")
+        made._check()
+        stages = [*made._stages("finetune", {}), *made._stages("hypcluster", {})]
+        assert [(stage["method"], stage.get("aggregator")) for stage in stages] == [
+            ("fedavg", "tff-robust"), ("finetune", None), ("ensemble", "tff-robust"), ("hypcluster", None),
+        ]  # fmt: skip
+    for name in ("school", "vehicle", "adni"):  # the cross-silo code takes plain means
+        assert not any("aggregator" in knobs for knobs in Preset.read(f"motley-{name}").knobs.values())
 
 
 def test_no_method_has_a_knob_of_that_name() -> None:
