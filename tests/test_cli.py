@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -146,6 +147,33 @@ def test_a_comparison_as_a_file(here: Path) -> None:
 
 
 # Experiment files, personal models
+
+
+def test_a_comparison_with_keys_set_on_the_command_line(here: Path) -> None:
+    """Of a file every key may be set; of a table those of the experiment, and knobs and grids by method."""
+    table = write_csv(here / "small.csv", plain_table())
+    file = here / "small.toml"
+    file.write_text(
+        f'[data]\ntable = "{table}"\nclient = "client"\ntarget = "y"\n'
+        '[model]\nname = "linear"\n[compare]\nmethods = ["fedavg", "local"]\nrounds = 9\ntune = false\n'
+    )
+    told = bespoke("compare", file, "--set", "compare.rounds=2", "--set=compare.seeds=1", "--out", "a", "--json")
+    assert told.code == 0, told.err
+    about = json.loads((here / "a/compare.json").read_text())
+    assert about["methods"][0]["stages"][0]["rounds"] == 2
+    assert about["seeds"] == [0]
+    assert about["command"].endswith("--set compare.rounds=2 --set compare.seeds=1")
+    columns = ("--client", "client", "--target", "y", "--methods", "local", "--model", "linear", "--seeds", "1")
+    keys = ("compare.knobs.local.batch_size=7", "compare.knobs.local.solver=sgd", "split.seed=5")
+    changed = [f"--set={key}" for key in keys]
+    told = bespoke("compare", table, *columns, *changed, "--out", "b", "--json")
+    assert told.code == 0, told.err
+    config = tomllib.loads((here / "b/runs/local-seed0/config.toml").read_text())
+    assert (config["stage"][-1]["batch_size"], config["stage"][-1]["solver"], config["split"]["seed"]) == (7, "sgd", 5)
+    refused(bespoke("compare", table, *columns, "--set", "stage.0.lr=1", "--out", "c"), "compare.knobs.METHOD.KNOB")
+    refused(bespoke("compare", table, *columns, "--set", "compare.seeds=2", "--out", "c"), "option of its own")
+    refused(bespoke("compare", table, *columns, "--set", "compare.knobs.lokal.lr=2", "--out", "c"), "lokal", "local")
+    refused(bespoke("compare", table, *columns, "--set", "modell.name=mlp", "--out", "c"), "modell", "model")
 
 
 def test_run_report_export_forget(experiment: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, checked, read_toml
+from bespoke.config import AUTO, ExperimentConfig, check_compare, check_stage, checked, read_experiment
 from bespoke.data.arrays import write_text
 from bespoke.data.checks import check
 from bespoke.defaults import Settled, settle
@@ -78,9 +78,12 @@ class Comparison:
     given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as asked for
 
     @classmethod
-    def read(cls, path: Path, folder: Path, **rest: Any) -> Comparison:
-        """From a TOML file: an experiment without stages, and a [compare] table (see benchmarks/motley)."""
-        raw = read_toml(path)
+    def read(cls, path: Path, folder: Path, overrides: list[str] | None = None, **rest: Any) -> Comparison:
+        """From a TOML file: an experiment without stages, and a [compare] table (see benchmarks/motley).
+
+        overrides: KEY=VALUE, as `--set` gives them.
+        """
+        raw = read_experiment(path, overrides)
         table = raw.pop("compare", None)
         if table is None:
             raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")

@@ -260,7 +260,11 @@ def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentCon
 
 def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
     """An experiment file as it is, with `--set key=value` applied; not yet checked."""
-    raw = read_toml(path)
+    return overridden(read_toml(path), overrides)
+
+
+def overridden(raw: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
+    """The same tables with `--set key=value` applied, in place."""
     for override in overrides or []:
         _apply(raw, override)
     return raw

@@ -137,6 +137,14 @@ def compare(
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the experiment: model.hidden=64, compare.knobs.local.batch_size=8, ... (repeatable).",
+        ),
+    ] = None,
     jobs: Jobs = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
@@ -163,7 +171,7 @@ def compare(
     if table is not None and not table.exists() and str(table) in SOURCES:
         table, data = None, str(table)  # `bespoke compare hsb82`, as one would say it
     if table is not None and table.suffix == ".toml":
-        _compare_file(table, out, resume, as_json, jobs, name_clients)
+        _compare_file(table, settings, out, resume, as_json, jobs, name_clients)
         return
     columns = {
         "client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
@@ -182,7 +190,7 @@ def compare(
     for name, text in (("privacy", privacy), ("robust", robust), ("attack", attack)):
         if text is not None:
             base[name] = _terms(name, text)
-    rule, many = _rule(accept), _rounds(rounds)
+    rule, many, (knobs, grid) = _rule(accept), _rounds(rounds), _set(base, settings)
     if methods is not None and not listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
     folder = place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
@@ -194,10 +202,24 @@ def compare(
         names = tuple(listed(methods)) if methods is not None else ()
         with Bars(f"comparing {', '.join(names) or 'methods'}", quiet=as_json) as bars, bars.stopping() as stop:
             Comparison(
-                base, folder, names, tuple(range(seeds)), many, tune, command=command, progress=bars, stop=stop,
-                jobs=jobs, accept=rule, automatic=True,
+                base, folder, names, tuple(range(seeds)), many, tune, knobs, grid, command=command, progress=bars,
+                stop=stop, jobs=jobs, accept=rule, automatic=True,
             ).run()  # fmt: skip
         show_report([folder], folder / "report.html", as_json, name_clients)
+
+
+def _set(base: dict[str, Any], settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Apply --set to an experiment; returns the fixed knobs and the grids that it names by method."""
+    from bespoke.config import check_compare, overridden
+
+    overridden(base, settings)
+    if "stage" in base:
+        raise UserError("--set stage...: a comparison makes its own stages; say compare.knobs.METHOD.KNOB=VALUE")
+    table = base.pop("compare", {})
+    if isinstance(table, dict) and (others := [name for name in table if name not in ("knobs", "grid")]):
+        raise UserError(f"--set compare.{others[0]}: this has an option of its own; see bespoke compare --help")
+    asked = check_compare(table, "--set")
+    return asked.knobs, asked.grid
 
 
 def _rounds(text: str) -> Any:
@@ -290,21 +312,26 @@ def _named(option: str, value: str) -> str:
 
 
 def _compare_file(
-    path: Path, out: Path | None, resume: bool, as_json: bool, jobs: int | None, name_clients: bool
-) -> None:
+    path: Path, settings: list[str] | None, out: Path | None, resume: bool, as_json: bool, jobs: int | None,
+    name_clients: bool,
+) -> None:  # fmt: skip
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
     ours = ["compare", str(path), "--resume", "--json", "--name-clients"]
-    for option, value in (("--out", out), ("--jobs", jobs)):
+    for option, value in (("--out", out), ("--jobs", jobs), *(("--set", setting) for setting in settings or [])):
         ours += [] if value is None else [option, str(value), f"{option}={value}"]
     others = [a for a in sys.argv[1:] if a not in ours]
     if others:
-        raise UserError(f"{' '.join(others)}: {path} describes the comparison; say it there (see benchmarks/motley)")
+        raise UserError(
+            f"{' '.join(others)}: {path} describes the comparison; say it there or with --set KEY=VALUE "
+            "(see benchmarks/motley)"
+        )
     folder = place(out, f"compare-{path.stem}", resume, "compare")
-    command = shlex.join(["bespoke", "compare", str(path)])
+    changed = [word for setting in settings or [] for word in ("--set", setting)]
+    command = shlex.join(["bespoke", "compare", str(path), *changed])
     with resumable(folder):
         from bespoke.comparison import Comparison
         from bespoke.progress import Bars
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
-            Comparison.read(path, folder, command=command, progress=bars, stop=stop, jobs=jobs).run()
+            Comparison.read(path, folder, settings, command=command, progress=bars, stop=stop, jobs=jobs).run()
         show_report([folder], folder / "report.html", as_json, name_clients)
