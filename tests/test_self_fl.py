@@ -57,8 +57,8 @@ def private_at(made: SelfFL, value: float, **numbers: float) -> Tree:
     return {**found, **{name: number(n) for name, n in numbers.items()}}
 
 
-def down_at(value: float, between: float, total: float) -> Tree:
-    return {"params": at(value), "between": number(between), "total": number(total)}
+def down_at(value: float, between: float, total: float, counted: float = 1.0) -> Tree:
+    return {"params": at(value), "between": number(between), "total": number(total), "counted": number(counted)}
 
 
 def play(
@@ -189,7 +189,8 @@ def test_weights_aggregation_and_spread_by_hand() -> None:
     )
     assert float(told["params"]["bias"]) == pytest.approx(11.0)
     assert float(told["between"]) == 2.0
-    assert made.observe(found, Cohort(sums, {}, (0, 3))) == pytest.approx({"between": 8.0, "total": 1.5})
+    counts = {"between": 8.0, "total": 1.5, "counted": 1 / 3}  # of three others one is in a cohort of two
+    assert made.observe(found, Cohort(sums, {}, (0, 3))) == pytest.approx(counts)
     # within 3 by 3 rows and by one: the weights above
     for rows, weight in ((3, 0.5), (1, 0.25)):
         new, _ = made.client_round(down_at(0.0, 1.0, 1.0), private_at(made, 0.0), looks(0.0, rows))
@@ -347,16 +348,96 @@ def test_augmented_by_hand() -> None:
     assert float(servers[0]["between"]) == pytest.approx(4.0)
 
 
+# -- the others under client sampling ----------------------------------------------------------------------------------
+OTHERS: Any = {"between": 1.0, "within": 1.0, "curvature": 1.0, "steps": 1}
+
+
+def sampled(others: Any, cohort: int, **knobs: Any) -> tuple[SelfFL, Tree]:
+    """What is sent after a round in which so many of five clients went from 0 to 2, each with a weight of 1/2."""
+    made = SelfFL(TASK, others=others, **{**OTHERS, **knobs})
+    ups = [made.message(at(2.0), number(0.5), looks(0.0, 1)) for _ in range(cohort)]
+    sums = tree_map(lambda leaf: leaf.sum(0), stack(ups))
+    server = made.server_round(made.init_server(at(0.0), Setting(0, 5)), Cohort(sums, {}, tuple(range(cohort))))
+    return made, made.broadcast(server)
+
+
+def test_the_sum_over_others_by_hand() -> None:
+    """Three of five clients, all of weight 1/2 and with sigma_m^2 = sigma_0^2 = 1: theta = (3/5) 2 = 1.2.
+
+    Active: a client has two others, of 1 together, so Eq. 8 leaves 1 / (1 + 1) of the distance: log 2 / -log(1 - lr) steps.
+    Eq. 10 with theta_m = 2: 1.2 - (1/2) / 1 (2 - 1.2) = 0.8. All: four others, of 2, 2 / 3 is left, and 1.2 - 0.2 = 1.
+    """
+    private = private_at(SelfFL(TASK), 2.0, weight=0.5)
+    for others, left, start in (("active", 1 / 2, 0.8), ("all", 2 / 3, 1.0)):
+        made, down = sampled(others, 3, lr=0.1)
+        assert float(down["params"]["bias"]) == pytest.approx(1.2)
+        assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(left))
+        assert float(made.start(down, private)["bias"]) == pytest.approx(start)
+        assert float(made.pace(down, private, looks(0.0, 1))[0]) == np.ceil(np.log(left) / np.log(0.9))
+
+
+def test_a_client_that_weighs_more_than_the_last_cohort_is_not_its_only_member() -> None:
+    """Two of five clients, of weights 1/10 each: all five together 1/2. A client of weight 0.4 was not among them.
+
+    Others: four of 0.1 in all, one of four in a cohort: 0.1 / 4. Eq. 10 would take out 0.4 / 0.025 = 16 times the distance;
+    4 times takes out what the client put in, and one more is the most. theta = (2/5) 2 = 0.8: 0.8 - 5 (1 - 0.8) = -0.2.
+    """
+    made = SelfFL(TASK, **OTHERS)
+    ups = [made.message(at(2.0), number(0.1), looks(0.0, 1)) for _ in range(2)]
+    sums = tree_map(lambda leaf: leaf.sum(0), stack(ups))
+    down = made.broadcast(made.server_round(made.init_server(at(0.0), Setting(0, 5)), Cohort(sums, {}, (0, 1))))
+    private = private_at(made, 1.0, weight=0.4)
+    assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(np.log(1 + 1 / 0.025))
+    assert float(made.start(down, private)["bias"]) == pytest.approx(-0.2)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_cohort_of_one_has_no_others(exact: bool) -> None:
+    """Eq. 10 has nobody to start from: theta it is. Eq. 8 keeps nothing of the others: as many steps as are allowed."""
+    made, down = sampled("active", 1, lr=0.1, max_steps=7, exact_steps=exact)
+    private = private_at(made, 2.0, weight=0.5)
+    assert float(made.start(down, private)["bias"]) == pytest.approx(2 / 5)
+    steps, lr = made.pace(down, private, looks(0.0, 1))
+    assert (float(steps), float(lr)) == pytest.approx((7.0, 0.1))
+    new, _ = made.client_round(down, private, looks(1.0, 1))
+    assert float(new["model"]["bias"]) == pytest.approx(1 - 0.9**7 * (1 - 2 / 5))  # from 2/5 towards 1
+    made, down = sampled("all", 1, lr=0.1)  # four others, of 2: 2/3 is left
+    assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(2 / 3))
+
+
+@pytest.mark.parametrize("kind", [SelfFL, AugmentedSelfFL])
+def test_rounds_of_one_client_stay_finite(kind: type[SelfFL]) -> None:
+    """Variances are learned, and one model has none. Targets lie from -2 to 3, and no model goes beyond them."""
+    made = kind(TASK, lr=0.3, steps=2, max_steps=5)
+    clients = [looks(z, 2) for z in (1.0, 3.0, -2.0)]
+    servers, privates = play(made, clients, 60, [[turn % 3] for turn in range(60)])
+    for found in (servers[-1]["params"]["bias"], privates[-1]["model"]["bias"]):
+        assert ((found >= -2) & (found <= 3)).all()
+    assert privates[-1]["steps"].tolist() == [5.0 if kind is SelfFL else 205.0] * 3
+
+
+def test_with_everyone_active_there_is_one_sum_over_others() -> None:
+    """Known and learned variances: `others` changes nothing, to the last bit; with two of four it does."""
+    clients = [looks(z, n) for z, n in ((1.0, 2), (4.0, 5), (-2.0, 1), (0.5, 9))]
+    for known in ({"between": 0.7, "within": 2.0, "curvature": 1.0}, {}):
+        for cohorts, same in ((None, True), ([[0, 1], [2, 3], [1, 2], [0, 3], [0, 2], [1, 3]], False)):
+            models = []
+            for others in ("active", "all"):
+                made = SelfFL(TASK, lr=0.05, steps=3, others=others, **known)
+                models.append(play(made, clients, 6, cohorts)[1][-1]["model"]["bias"].flatten().tolist())
+            assert (models[0] == models[1]) is same
+
+
 # -- what travels ------------------------------------------------------------------------------------------------------
 def test_traffic_and_what_the_server_learns() -> None:
-    """A model of 4 floats: up it and three numbers, down it and two; augmented sends two models. All are sums."""
+    """A model of 4 floats: up it and three numbers, down it and three; augmented sends two models. All are sums."""
     place = world("linear")
     for kind, up in ((SelfFL, 4 * 4 + 12), (AugmentedSelfFL, 2 * 4 * 4 + 12)):
         made = kind(place.task, batch_size=BATCH)
         with Engine(place.population, LOOP) as engine:
             engine.open(ClientWork(made, place.split.train), place.task.init(5))
             result = engine.round(made.init_server(place.task.init(5), Setting(0, 7)), np.arange(7), key=1)
-        assert (result.bytes_up, result.bytes_down) == (7 * up, 7 * (4 * 4 + 8))
+        assert (result.bytes_up, result.bytes_down) == (7 * up, 7 * (4 * 4 + 12))
         assert result.cohort.each == {}
         line = Ledger().round(0, 1, made, None, result)
         assert set(line["revealed"].values()) == {"SUM", "COUNT"}
@@ -398,6 +479,7 @@ VARIANTS: dict[str, tuple[type[SelfFL], dict[str, Any]]] = {
     "no start": (SelfFL, {"adjust_start": False}),
     "fixed steps": (SelfFL, {"adapt_steps": False}),
     "examples": (SelfFL, {"weighting": "examples", "curvature": 0.5}),
+    "all others": (SelfFL, {"others": "all"}),
     "augmented": (AugmentedSelfFL, {"local_steps": 9}),
     "local": (AugmentedSelfFL, {"local_steps": 9, "shares": "local"}),
 }

@@ -74,6 +74,7 @@ def test_clusters_by_hand() -> None:
     assert second["models"]["bias"].flatten().tolist() == pytest.approx([10.0, 18.0])
     assert float(second["params"]["bias"]) == pytest.approx(12.0)
     assert float(second["total"]) == pytest.approx(2.0)
+    assert float(second["counted"]) == 1.0  # the mean is over all clients, and so is the sum over others
     assert float(second["between"]) == pytest.approx(0.75 * 4 + 0.25 * 36)
     smoothed = met(replace(made, activity=0.5), first, {1: (-4.8, 0.75)})
     assert float(smoothed["params"]["bias"]) == pytest.approx((14.8 + 12.0) / 2)
@@ -119,14 +120,14 @@ def test_with_everyone_there_it_is_the_client_level(knobs: dict[str, Any]) -> No
 
 
 def test_traffic() -> None:
-    """Three clusters, a model of 4 floats: up three times (4 + 3) floats, down 4 + 2 and the place among three."""
+    """Three clusters, a model of 4 floats: up three times (4 + 3) floats, down 4 + 3 and the place among three."""
     place = world("linear")
     made = ClusteredSelfFL(place.task, batch_size=BATCH)
     with Engine(place.population, LOOP) as engine:
         engine.open(ClientWork(made, place.split.train), place.task.init(5))
         server = made.init_server(place.task.init(5), Setting(0, 7, groups=torch.arange(7) % 3))
         result = engine.round(server, np.arange(7), key=1)
-    assert (result.bytes_up, result.bytes_down) == (7 * 4 * 3 * 7, 7 * 4 * (6 + 3))
+    assert (result.bytes_up, result.bytes_down) == (7 * 4 * 3 * 7, 7 * 4 * (7 + 3))
     assert result.cohort.each == {}
 
 

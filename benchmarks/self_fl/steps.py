@@ -38,7 +38,7 @@ class Examples:
 
 def computed(method: SelfFL, observed: dict[str, float], private: Any, examples: torch.Tensor) -> np.ndarray[Any, Any]:
     """Eq. 8 for some clients: l as it is, neither whole nor bounded."""
-    down = {name: torch.tensor(observed[name]) for name in ("between", "total")}
+    down = {name: torch.tensor(observed[name]) for name in ("between", "total", "counted")}
     batches: Any = Examples(examples)
     left, rate = method.way(down, private, batches)
     return (left / -torch.log1p(-rate)).numpy()

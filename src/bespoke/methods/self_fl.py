@@ -17,7 +17,23 @@ Sums suffice. A client weighs itself by u_m = sigma_0^2 w_m in (0, 1], by the si
 (d_m = theta_m - theta), u_m and u_m |d_m|^2. Their sums give (11), and (14) in the weights u_m:
 sigma_0^2 = sum u |d|^2 / sum u - |sum u d / sum u|^2. So the server needs to see no client's model, nor its sigma_m^2.
 
-In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `total`, u_m `weight`, l_max `max_steps`.
+Which others? If only some clients are active in a round, the paper does not say over whom k != m runs in (8) and (10).
+The knob `others` decides. `total` is the sum over all M clients, extrapolated from the n clients of the last round:
+their sum of weights divided by C. "all" takes total - u_m. A client then gives all M - 1 others a say and takes few
+steps, and the global model moves by C times those few steps. "active" follows Eq. 23, whose sums run over the active
+clients: it is the sum over the other clients of a cohort. The server does not know it before the round, and client m
+need not have been in the last cohort. So the expected sum is used: given that m is active, each other client is active
+with probability p = (n - 1) / (M - 1), which gives p (total - u_m). If everyone is active, p = 1 and both readings are
+the same. If all clients weigh the same, it is the last cohort's sum without one client.
+
+With "active", Eq. 10 takes more of theta_m out of theta than theta contains, because smoothing puts only the fraction C
+of a cohort's mean into theta. The factor a = u_m / (total - u_m) removes what the client put in; Eq. 10 asks for a / p.
+The excess returns with the opposite sign in the client's next round. It could grow from round to round if the factor
+were above a + 1, so a + 1 is the most that is used. A cohort of one has no others: (10) is not defined, and the client
+starts from theta; (8) leaves nothing of the distance to z_m, and the client takes l_max steps.
+
+In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `total`, p `counted` (1 with "all"), u_m
+`weight`, l_max `max_steps`.
 """
 
 from __future__ import annotations
@@ -54,6 +70,9 @@ class SelfFL(Method):
     weighting: Literal["precision", "examples"] = knob(
         "precision", "weight of a client in the mean: by its precision (Eq. 11), or examples as in FedAvg"
     )
+    others: Literal["active", "all"] = knob(
+        "active", "other clients that Eq. 8 and 10 sum over: those of a cohort, or all, extrapolated from a cohort"
+    )
     between: float | None = knob(None, "variance between clients, if known; else it is learned (Eq. 14)", gt=0)
     within: float | None = knob(
         None, "variance of what one row says, if known: a client's is this by its examples; else learned (Eq. 13)", gt=0
@@ -79,6 +98,7 @@ class SelfFL(Method):
         "params": "the global model",
         "between": "the variance between clients",
         "total": "the sum of all clients' precisions, in units of 1 / between",
+        "counted": "the fraction of the other clients that Eq. 8 and 10 sum over",
     }
     private = {
         "model": "the client's own model",
@@ -106,12 +126,12 @@ class SelfFL(Method):
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         number = next(iter(params.values())).new_tensor
         return {
-            "params": params, "between": number(self.between or 0.0), "total": number(0.0),
+            "params": params, "between": number(self.between or 0.0), "total": number(0.0), "counted": number(1.0),
             "clients": number(float(setting.training or setting.clients)),  # those that may take part
         }  # fmt: skip
 
     def broadcast(self, server: Tree) -> Tree:
-        return {name: server[name] for name in ("params", "between", "total")}
+        return {name: server[name] for name in ("params", "between", "total", "counted")}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         sums, here = cohort.sums, float(cohort.sums["count"])
@@ -121,8 +141,15 @@ class SelfFL(Method):
         if not self.between:
             between = (self.spread(sums, mean, here) * self.times(here)).clamp(min=TINY)
         params = add_scaled(server["params"], mean, rate)
-        # those who were not there are taken for like those who were
-        return {**server, "params": params, "between": between, "total": sums["weight"] / rate}
+        # clients that were not active are assumed to weigh as much as those that were
+        total, counted = sums["weight"] / rate, torch.full_like(server["counted"], self.counted(here, rate))
+        return {**server, "params": params, "between": between, "total": total, "counted": counted}
+
+    def counted(self, active: float, rate: float) -> float:
+        """Probability that another client is active beside an active one: (n - 1) / (M - 1), with M = n / rate."""
+        if self.others == "all":
+            return 1.0
+        return rate * (active - 1) / (active - rate) if active > 1 else 0.0
 
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 14, in the weights of the mean."""
@@ -133,7 +160,7 @@ class SelfFL(Method):
         return models if self.variances == "scatter" else 1.0
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        return {"between": float(server["between"]), "total": float(server["total"])}
+        return {name: float(server[name]) for name in ("between", "total", "counted")}
 
     # -- the client ----------------------------------------------------------------------------------------------------
     @property
@@ -168,11 +195,13 @@ class SelfFL(Method):
         return variance.clamp(min=TINY), private["count"] > 1
 
     def start(self, down: Tree, private: Tree) -> Params:
-        """Eq. 10, with the weight that went into theta: what is taken out of it is what was put in."""
+        """Eq. 10, with the weight that went into theta. With all others counted, it takes out what was put in."""
         if not self.adjust_start:
             return down["params"]
         share = (private["weight"] / down["total"].clamp(min=TINY)).clamp(max=MOST) * (down["total"] > 0)
-        return add_scaled(down["params"], subtract(down["params"], private["model"]), share / (1 - share))
+        own = share / (1 - share)
+        factor = torch.minimum(own / down["counted"].clamp(min=TINY), own + 1) * (down["counted"] > 0)
+        return add_scaled(down["params"], subtract(down["params"], private["model"]), factor)
 
     def pace(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, float | Tensor]:
         """How many steps, and of which length: Eq. 8 (16 for mean losses), solved for l."""
@@ -189,10 +218,11 @@ class SelfFL(Method):
         return steps, self.lr * torch.where(ready, shorter.clamp(max=1.0), 1.0)
 
     def way(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
-        """-log of what Eq. 8 leaves of the way to z_m, and the part of it that a step goes."""
+        """Minus the log of the fraction of the distance to z_m that Eq. 8 leaves, and the fraction one step covers."""
         variance, _ = self.uncertainty(private, batches)
-        others = (down["total"] - private["weight"]).clamp(min=TINY)
+        others = (down["counted"] * (down["total"] - private["weight"])).clamp(min=TINY)
         left = torch.log1p(down["between"] / (variance * others))
+        left = torch.where(down["counted"] > 0, left, torch.inf)  # a cohort of one has no others
         flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
         return left, (self.lr / flat).clamp(max=0.999)  # no step goes further than to z_m
 

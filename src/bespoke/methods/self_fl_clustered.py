@@ -7,6 +7,7 @@ every round takes the mean over all clusters: one that nobody of was there stand
 
 with theta_c the mean of those clients' models in the weights u of Self-FL (see self_fl.py). sigma_0^2 is the variance
 of models over all clusters, by the law of total variance: that within clusters, when last seen, plus that between them.
+The mean is over all clients, active or not, so Eq. 8 and 10 sum over all others, too: `others` can only be "all" here.
 
 Clusters are the population's groups, or as many equal parts of the clients in the order of their own uncertainty. Sums
 suffice here, too: a client adds its message in the place of its cluster and nothing in the others, so that the uplink
@@ -36,6 +37,7 @@ class ClusteredSelfFL(SelfFL):
     k: int = knob(4, "how many clusters, by uncertainty", ge=2)
     # here the weights are of clusters
     weighting: Literal["precision"] = knob("precision", "weight of a client in its cluster's mean: by its precision")
+    others: Literal["all"] = knob("all", "other clients that Eq. 8 and 10 sum over: all, as in the mean over clusters")
 
     name = "self-fl-clustered"
     title = "Self-FL (cluster level)"
