@@ -13,6 +13,7 @@ import torch
 from bespoke.engines.batches import Sliced
 from bespoke.method import Batching, Cohort, Method, Setting
 from bespoke.methods import METHODS
+from bespoke.methods.server_optimizer import ServerOptimizer
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.tensors import stack, tree_map
@@ -26,7 +27,7 @@ RATE, STEPS, BETWEEN, WITHIN = 0.05, 4, 0.5, 2.0
 RANDOM = np.random.default_rng(5)
 ROWS = RANDOM.integers(1, 9, 6)
 Z = RANDOM.normal(1.6, 1.0, 6)
-COHORTS = [[0, 1, 2, 3, 4, 5], [0, 2, 5], [1, 2, 3], [0, 4, 5], [0, 1, 3], [2, 3, 4]]
+COHORTS = [[0, 1, 2, 3, 4, 5], [0, 2, 5], [1, 2, 3], [0, 4, 5], [2], [0, 1, 3], [2, 3, 4]]
 
 
 def at(value: float) -> dict[str, torch.Tensor]:
@@ -65,10 +66,17 @@ KNOWN: dict[str, Any] = {**SELF, "between": BETWEEN, "within": WITHIN}
 SHARED: dict[str, Any] = {"lr": RATE, "steps_per_round": STEPS}
 PAIRS: dict[str, tuple[gaussian.Rule, str, dict[str, Any]]] = {
     "fedavg": (gaussian.FedAvg(STEPS), "fedavg", SHARED),
+    "fedavg smoothed": (
+        gaussian.FedAvg(STEPS, server_lr=0.3), "fedavg", {**SHARED, "server": ServerOptimizer(lr=0.3)},
+    ),
     "ditto": (gaussian.Ditto(STEPS, lam=0.7), "ditto", {**SHARED, "lam": 0.7}),
     "pfedme": (gaussian.PFedMe(STEPS, lam=3.0), "pfedme", {**SHARED, "personal_lr": RATE, "lam": 3.0}),
     "per-fedavg": (gaussian.PerFedAvg(STEPS), "per-fedavg", {**SHARED, "alpha": RATE}),
     "self-fl": (gaussian.SelfFL(STEPS), "self-fl", KNOWN),
+    "all others": (gaussian.SelfFL(STEPS, others="all"), "self-fl", {**KNOWN, "others": "all"}),
+    "all others, learned": (
+        gaussian.SelfFL(STEPS, known=False, others="all"), "self-fl", {**SELF, "others": "all"},
+    ),
     "smoothed": (gaussian.SelfFL(STEPS, activity=0.3), "self-fl", {**KNOWN, "activity": 0.3}),
     "learned": (gaussian.SelfFL(STEPS, known=False), "self-fl", SELF),
     "augmented": (
@@ -79,7 +87,7 @@ PAIRS: dict[str, tuple[gaussian.Rule, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_simulation_is_the_method(name: str) -> None:
-    """Six clients that come and go; all parameters to nine digits."""
+    """Six clients that come and go, once one alone; all parameters to nine digits."""
     rule, method, knobs = PAIRS[name]
     world = gaussian.World(Z[None], ROWS[None].astype(float), np.full((1, 6), RATE), RATE, BETWEEN, WITHIN)
     masks = [np.isin(np.arange(6), cohort)[None] for cohort in COHORTS]
@@ -87,6 +95,14 @@ def test_the_simulation_is_the_method(name: str) -> None:
     expected, own = real(METHODS[method](TASK, **knobs))
     assert float(shared[0, 0]) == pytest.approx(expected, rel=1e-9)
     assert personal[0] == pytest.approx(own, rel=1e-9)
+
+
+def test_fedavg_smoothed_by_the_activity_rate_by_hand() -> None:
+    """From 0, a step goes half way to z = 2, then 6. One of two clients is active: w = 1 / 2, then (0.5 + 3.25) / 2."""
+    world = gaussian.World(np.array([[2.0, 6.0]]), np.ones((1, 2)), np.full((1, 2), 0.5), 0.5, 1.0, 1.0)
+    masks = [np.array([[True, False]]), np.array([[False, True]])]
+    shared, _ = gaussian.play(gaussian.FedAvg(1, server_lr=None), world, masks)
+    assert float(shared[0, 0]) == pytest.approx((0.5 + 3.25) / 2)
 
 
 def test_the_study_is_whole_and_repeatable() -> None:

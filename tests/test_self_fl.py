@@ -364,8 +364,9 @@ def sampled(others: Any, cohort: int, **knobs: Any) -> tuple[SelfFL, Tree]:
 def test_the_sum_over_others_by_hand() -> None:
     """Three of five clients, all of weight 1/2 and with sigma_m^2 = sigma_0^2 = 1: theta = (3/5) 2 = 1.2.
 
-    Active: a client has two others, of 1 together, so Eq. 8 leaves 1 / (1 + 1) of the distance: log 2 / -log(1 - lr) steps.
-    Eq. 10 with theta_m = 2: 1.2 - (1/2) / 1 (2 - 1.2) = 0.8. All: four others, of 2, 2 / 3 is left, and 1.2 - 0.2 = 1.
+    Active: a client has two others, of 1 together, so Eq. 8 leaves 1 / (1 + 1) of the distance, log 2 / -log(1 - lr)
+    steps. Eq. 10 with theta_m = 2: 1.2 - (1/2) / 1 (2 - 1.2) = 0.8. All: four others, of 2 together, so 2 / 3 is left,
+    and the start is 1.2 - (1/2) / 2 (2 - 1.2) = 1.
     """
     private = private_at(SelfFL(TASK), 2.0, weight=0.5)
     for others, left, start in (("active", 1 / 2, 0.8), ("all", 2 / 3, 1.0)):
@@ -379,8 +380,9 @@ def test_the_sum_over_others_by_hand() -> None:
 def test_a_client_that_weighs_more_than_the_last_cohort_is_not_its_only_member() -> None:
     """Two of five clients, of weights 1/10 each: all five together 1/2. A client of weight 0.4 was not among them.
 
-    Others: four of 0.1 in all, one of four in a cohort: 0.1 / 4. Eq. 10 would take out 0.4 / 0.025 = 16 times the distance;
-    4 times takes out what the client put in, and one more is the most. theta = (2/5) 2 = 0.8: 0.8 - 5 (1 - 0.8) = -0.2.
+    All others weigh 0.5 - 0.4 = 0.1, the one other of a cohort 0.1 / 4. Eq. 10 would take out 0.4 / 0.025 = 16 times
+    the distance; 0.4 / 0.1 = 4 times takes out what the client put in, and one more is the most that is allowed.
+    theta = (2/5) 2 = 0.8, theta_m = 1: the start is 0.8 - 5 (1 - 0.8) = -0.2.
     """
     made = SelfFL(TASK, **OTHERS)
     ups = [made.message(at(2.0), number(0.1), looks(0.0, 1)) for _ in range(2)]

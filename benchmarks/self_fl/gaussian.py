@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,7 @@ def average(values: Floats, weights: Floats, active: Masks) -> Floats:
 @dataclass(frozen=True)
 class FedAvg:
     steps: int = 50
+    server_lr: float | None = 1.0  # None: the activity rate, which is Self-FL's smoothing
 
     def start(self, world: World) -> State:
         return {"w": np.zeros((len(world.z), 1))}
@@ -67,7 +68,12 @@ class FedAvg:
         return descended(w, world.z, world.rate, self.steps)
 
     def round(self, world: World, state: State, active: Masks) -> State:
-        return {**state, "w": average(self.local(world, state["w"]), world.rows, active)}
+        mean = average(self.local(world, state["w"]), world.rows, active)
+        return {**state, "w": self.served(state["w"], mean, active)}
+
+    def served(self, w: Floats, mean: Floats, active: Masks) -> Floats:
+        """The server's step from w towards the mean of the cohort."""
+        return w + (self.server_lr or active.mean(1, keepdims=True)) * (mean - w)
 
     def personal(self, world: World, state: State) -> Floats:
         return np.broadcast_to(state["w"], world.z.shape)
@@ -113,7 +119,7 @@ class PFedMe(FedAvg):
 
     def round(self, world: World, state: State, active: Masks) -> State:
         moved = state["of w"][0] * state["w"] + state["of z"][0] * world.z
-        return {**state, "w": average(moved, world.rows, active)}
+        return {**state, "w": self.served(state["w"], average(moved, world.rows, active), active)}
 
     def personal(self, world: World, state: State) -> Floats:
         return state["of w"][1] * state["w"] + state["of z"][1] * world.z
@@ -137,13 +143,14 @@ class SelfFL:
     most: int = 10_000
     known: bool = True
     activity: float | None = None
+    others: Literal["active", "all"] = "active"
 
     def start(self, world: World) -> State:
         number = np.zeros((len(world.z), 1))
         none = np.zeros_like(world.z)
         between = number + (world.between if self.known else 0.0)
         private = dict.fromkeys(("model", "mean", "variance", "count", "weight", "steps"), none)
-        return {"theta": number, "between": between, "total": number, **private}
+        return {"theta": number, "between": between, "total": number, "counted": number + 1.0, **private}
 
     def uncertainty(self, world: World, state: State) -> tuple[Floats, Masks]:
         if self.known:
@@ -154,13 +161,15 @@ class SelfFL:
         """Eq. 10."""
         theta, total = state["theta"], state["total"]
         share = np.minimum(state["weight"] / np.maximum(total, TINY), MOST) * (total > 0)
-        return theta + share / (1 - share) * (theta - model)
+        own, counted = share / (1 - share), state["counted"]
+        factor = np.minimum(own / np.maximum(counted, TINY), own + 1) * (counted > 0)
+        return theta + factor * (theta - model)
 
     def pace(self, world: World, state: State) -> Floats:
         """Eq. 8: how many steps."""
         variance, known = self.uncertainty(world, state)
-        others = np.maximum(state["total"] - state["weight"], TINY)
-        left = np.log1p(state["between"] / (variance * others))
+        others = np.maximum(state["counted"] * (state["total"] - state["weight"]), TINY)
+        left = np.where(state["counted"] > 0, np.log1p(state["between"] / (variance * others)), np.inf)
         wanted = np.ceil(left / -np.log1p(-np.minimum(world.rate, 0.999)) - WHOLE)
         return np.where(known & (state["total"] > 0), wanted, self.steps).clip(1, self.most)
 
@@ -188,7 +197,16 @@ class SelfFL:
         if not self.known:
             between = np.maximum(average(delta**2, own, active) - mean**2, TINY)
         total = np.where(active, own, 0.0).sum(1, keepdims=True) / rate
-        return {"theta": state["theta"] + rate * mean, "between": between, "total": total}
+        return {
+            "theta": state["theta"] + rate * mean, "between": between, "total": total,
+            "counted": self.counted(active.sum(1, keepdims=True), rate),
+        }  # fmt: skip
+
+    def counted(self, many: Floats, rate: float | Floats) -> Floats:
+        """The fraction of the other clients that Eq. 8 and 10 sum over; none in a cohort of one."""
+        if self.others == "all":
+            return np.ones(many.shape)
+        return np.where(many > 1, rate * (many - 1) / np.maximum(many - rate, TINY), 0.0)
 
     def personal(self, world: World, state: State) -> Floats:
         return state["model"]
