@@ -12,15 +12,24 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bespoke.methods import SelfFL
+
 Floats = NDArray[np.float64]
 TITLES = {
     "fedavg": "FedAvg", "ditto": "Ditto", "pfedme": "pFedMe", "per-fedavg": "Per-FedAvg", "self-fl": "Self-FL",
     "self-fl-augmented": "Self-FL, Algorithm 2", "self-fl-clustered": "Self-FL, cluster level",
     "self-fl-learned": "Self-FL, variances learned", "self-fl-scatter": "Self-FL, variances as sums",
+    "fedavg-smoothed": "FedAvg, smoothed", "self-fl-all": "Self-FL, all others",
+    "self-fl-augmented-all": "Self-FL, Algorithm 2, all others",
+    "self-fl-learned-all": "Self-FL, variances learned, all others",
 }  # fmt: skip
 OTHERS = ("fedavg", "ditto", "pfedme", "per-fedavg")
 FIVE = (*OTHERS, "self-fl")
 READINGS = ("self-fl", "self-fl-scatter")  # what is a variance: Eq. 18, or Section 3.2
+SUMS = {
+    "active": 'Self-FL sums over the other active clients (`others = "active"`).',
+    "all": 'Self-FL sums over all other clients (`others = "all"`).',
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,14 @@ class Compared:
 
     def chosen(self, label: str) -> dict[str, Any]:
         return next(entry["chosen"] for entry in self.about["methods"] if entry["label"] == label)
+
+    @property
+    def others(self) -> str:
+        """A sentence for each set of other clients that Self-FL sums over in this folder."""
+        stages = [method["stages"][-1] for method in self.about["methods"]]
+        with_knob = [stage for stage in stages if stage["method"] in ("self-fl", "self-fl-augmented")]
+        found = {stage.get("others", SelfFL.others) for stage in with_knob}
+        return " ".join(SUMS[value] for value in sorted(found))
 
     def clients(self, label: str, seed: int) -> pd.DataFrame:
         table = pd.read_parquet(self.folder / "runs" / f"{label}-seed{seed}" / "clients.parquet")

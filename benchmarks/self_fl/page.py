@@ -21,6 +21,7 @@ from self_fl import claims, uncertainty
 from self_fl.folders import (
     FIVE,
     READINGS,
+    SUMS,
     TITLES,
     Claim,
     Compared,
@@ -31,10 +32,11 @@ from self_fl.folders import (
 
 COLOURS = {
     "fedavg": "m0", "self-fl": "m1", "ditto": "m2", "pfedme": "m3", "per-fedavg": "m4", "self-fl-scatter": "m5",
+    "fedavg-smoothed": "m0",
     "self-fl-augmented": "m1", "self-fl-clustered": "m6", "self-fl-learned": "m6",
     "only start": "m2", "only steps": "m3", "only weights": "m4",
 }  # fmt: skip
-DASHES = {"self-fl-augmented": "dot"}  # the colour of Algorithm 1
+DASHES = {"self-fl-augmented": "dot", "fedavg-smoothed": "dot"}  # the colours of Algorithm 1 and of FedAvg
 LEAD = (
     "The experiments of Chen et al., Self-Aware Personalized Federated Learning (NeurIPS 2022), made again: figures, "
     "numbers, and for each of its claims whether it was reproduced, over three seeds."
@@ -144,14 +146,14 @@ def synthetic_sections(runs: Path) -> list[Section]:
     found = read_json(runs / "self-fl-synthetic" / "synthetic.json")
     if not found:
         return []
-    compared, variants = FIVE, ("self-fl", "self-fl-augmented", "self-fl-learned")
+    compared, variants = (*FIVE, "fedavg-smoothed"), ("self-fl", "self-fl-augmented", "self-fl-learned")
     sections = []
     for number, case in (("4", "homogeneous"), ("5", "heterogeneous")):
         figures = [
             (f"{case}-{part}", errors_figure(found, case, part, compared), f"{case.capitalize()}, {part} parameter.")
             for part in ("global", "local")
         ]
-        sections.append(Section(f"Figure {number}: {case} clients of the Gaussian model", "", figures))
+        sections.append(Section(f"Figure {number}: {case} clients of the Gaussian model", SUMS["active"], figures))
     figures = [
         (f"algorithms-{case}-{part}", errors_figure(found, case, part, variants), f"{case.capitalize()}, {part}.")
         for case in ("homogeneous", "heterogeneous")
@@ -175,7 +177,9 @@ def comparison_section(runs: Path, entry: claims.Entry) -> list[Section]:
         (f"{entry.name}-users", users, "Users by accuracy on their test rows; mean over seeds."),
     ]
     tables = [final_table(study, measures_of(entry)), verdicts(entry.claims(study))]
-    return [Section(entry.title, entry.about, figures, tables, command=entry.command)]
+    about = f"{entry.about} {study.others}".strip()
+    notes = [claims.DITTO] if entry.five else []
+    return [Section(entry.title, about, figures, tables, notes, entry.command)]
 
 
 def steps_section(runs: Path) -> list[Section]:

@@ -64,7 +64,7 @@ def watch(experiment: Experiment, folder: RunFolder) -> pd.DataFrame:
             "round": number + 1, "client": [experiment.population.ids[c] for c in clients[known]],
             "examples": examples.numpy()[known].astype(int), "computed": steps[known],
             "taken": np.ceil(steps[known] - WHOLE).clip(1, method.max_steps),
-            "variance": private["variance"].numpy()[known],
+            "variance": private["variance"].numpy()[known], "others": method.others,
         }))  # fmt: skip
 
     how = replace(engine_choice(experiment), workers=0)

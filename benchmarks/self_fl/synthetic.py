@@ -5,7 +5,10 @@
 20 clients, theta_0 = 1.6, rows of variance 0.1, everything from zero, learning rate 1e-4 on the sum of the rows'
 losses, 200 rounds of 50 local steps (Self-FL's by Eq. 16), 200 repeats, activity rates 0.1 to 1. Homogeneous: 10 to 20
 rows, sigma_0^2 = 0.001; heterogeneous: 10 to 200 rows, sigma_0^2 = 1. Errors are absolute: of the global parameter
-against theta_0, of a client's against theta_m, then averaged. Takes seconds.
+against theta_0, of a client's against theta_m, then averaged. Takes about a minute.
+
+Self-FL sums over the other active clients (`others = "active"`, the method's default); rows named "all others" sum over
+all clients. "FedAvg, smoothed" is FedAvg with the activity rate as its server's learning rate: Self-FL's smoothing.
 """
 
 from __future__ import annotations
@@ -43,8 +46,12 @@ RULES: dict[str, Rule] = {
     "ditto": Ditto(),
     "pfedme": PFedMe(),
     "per-fedavg": PerFedAvg(),
+    "fedavg-smoothed": FedAvg(server_lr=None),
     "self-fl-augmented": AugmentedSelfFL(),
     "self-fl-learned": SelfFL(known=False),
+    "self-fl-all": SelfFL(others="all"),
+    "self-fl-augmented-all": AugmentedSelfFL(others="all"),
+    "self-fl-learned-all": SelfFL(known=False, others="all"),
 }
 
 

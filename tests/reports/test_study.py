@@ -60,7 +60,9 @@ def test_measures_by_hand() -> None:
 
 def write_comparison(folder: Path, labels: tuple[str, ...], lift: dict[str, float]) -> None:
     """A comparison folder as far as the study reads it: two seeds, methods apart by `lift`."""
-    methods = [{"label": label, "chosen": {}, "stages": [{"method": "x", "rounds": 4}]} for label in labels]
+    stages = {"self-fl": {"method": "self-fl", "rounds": 4, "others": "all"}}
+    other = {"method": "x", "rounds": 4}
+    methods = [{"label": label, "chosen": {}, "stages": [stages.get(label, other)]} for label in labels]
     about = {
         "seeds": [0, 1],
         "methods": methods,
@@ -124,6 +126,9 @@ def test_page_and_results_are_made_of_what_is_there(tmp_path: Path) -> None:
     assert "| Self-FL | 55.00 ± 0.00 | 45.00 ± 0.00 |" in text
     assert "| Self-FL, variances as sums | 100 | 2 | 11.3 | 28.5 | 45.7 | 50 % |" in text
     assert "### CIFAR" not in text
+    assert text.count('Linear of 10 parameters. Self-FL sums over all other clients (`others = "all"`).') == 2
+    assert "| FedAvg, smoothed | global |" in text
+    assert text.count("the paper's Ditto looks scored by its global model.") == 1  # beside MNIST's best of five
     assert text.count("| reproduced (2 of 2) |") >= 3
 
 
