@@ -20,6 +20,7 @@ from bespoke.metrics import clients as over
 from bespoke.metrics import significance
 from bespoke.metrics.acceptance import Accepted, acceptances
 from bespoke.metrics.against import Against, GroupNumbers, Verdict, by_group, paired
+from bespoke.metrics.best import BestBy, best_by
 from bespoke.metrics.beyond import Beyond, beyond, read_rows, rows_metric
 from bespoke.metrics.clients import Cells, OverSeeds
 from bespoke.metrics.cost import Cost, cost_of
@@ -102,6 +103,7 @@ class Summary:
     concerns: list[Concern] = field(default_factory=list)  # the most serious first
     names_clients: bool = True  # by id; under [privacy] only if asked for
     language: list[LanguageRow] = field(default_factory=list)  # of language models: all clients, then each group
+    best_by: list[BestBy] = field(default_factory=list)  # the best method by each number; empty with one method
 
     def method(self, label: str) -> MethodSummary:
         return next(method for method in self.methods if method.label == label)
@@ -188,6 +190,9 @@ def summarize_study(study: Study, table: pd.DataFrame, name_clients: bool = Fals
     for label, above in ((CONSTANT, summary.above_constant), (POOLED, summary.above_pooled)):
         if label in samples:
             above |= {m: significance.percentile_interval(samples[m] - samples[label]) for m in numbers.sound}
+    lower_metrics = study.runs[0].result.get("lower") or []
+    of_methods = {label: drawn for label, drawn in samples.items() if label in numbers.sound and label != BEFORE}
+    summary.best_by.extend(best_by(methods, metric, lower, lower_metrics, of_methods, summary.language))
     sound = table[table["method"].isin(numbers.sound)]
     summary.accepted.extend(acceptances(study.runs, sound, metric, lower, baseline, study.compare.get("accept") or {}))
     summary.notes.extend(_notes(study, summary, table))

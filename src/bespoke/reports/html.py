@@ -25,6 +25,7 @@ from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.metrics import clients as over
 from bespoke.metrics.answer import change_of, signed_change
+from bespoke.metrics.concerns import STILL_IMPROVING
 from bespoke.metrics.folders import Study
 from bespoke.metrics.guarantee import ASIDE, all_together, guarantees
 from bespoke.metrics.harm import harm
@@ -123,6 +124,8 @@ def render_report(study: Study, table: pd.DataFrame, summary: Summary) -> str:
         texts=text_parts(study),
         differing=differing,
         references=_references(study, summary),
+        best_by=_best_by(summary),
+        unconverged=[method.title for method in summary.methods if method.last_improvement > STILL_IMPROVING],
         judged=any(_beyond(method.against, "hurt") is not None for method in summary.methods),
         forest={method.label: forest(summary, method) for method in summary.compared},
         group_rows=_group_rows(summary),
@@ -150,6 +153,24 @@ def _group_rows(summary: Summary) -> dict[str, list[Any]]:
         method.label: sorted((g for g in method.groups if g.group in order), key=lambda g: order[g.group])
         for method in summary.compared
     }
+
+
+def _best_by(summary: Summary) -> list[dict[str, str]]:
+    """Which method is best by which number, as text."""
+    titles = {method.label: method.title for method in summary.methods}
+    seeds = len(summary.seeds)
+    shown = {
+        "metric": number, "share": lambda value: f"{percent(100 * value)} %", "bytes": size,
+        "steps": lambda value: f"{value:,.0f}",
+    }  # fmt: skip
+    return [
+        {
+            "what": line.what, "best": titles[line.label], "label": line.label, "value": shown[line.unit](line.value),
+            "tied": ", ".join(titles[label] for label in line.tied),
+            "seeds": "" if line.seeds is None or seeds < 2 else f"{line.seeds} of {seeds}",
+        }
+        for line in summary.best_by
+    ]  # fmt: skip
 
 
 def _references(study: Study, summary: Summary) -> list[tuple[MethodSummary, str]]:
