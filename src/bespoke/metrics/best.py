@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from bespoke.metrics import significance
@@ -65,18 +66,22 @@ def best_by(
         found[0] = _tested(found[0], samples)
     add(f"{name} of the worst served tenth of clients", lambda m: m.worst_tenth, lower)
     add(f"standard deviation of {name} across clients", lambda m: m.deviation, True)
-    add("clients hurt against the baseline", lambda m: m.against and m.against.hurt, True, "share")
-    add("clients hurt beyond chance", lambda m: m.against and m.against.hurt_beyond, True, "share")
+    add("clients hurt against the baseline", lambda m: m.against.hurt if m.against else None, True, "share")
+    add("clients hurt beyond chance", lambda m: m.against.hurt_beyond if m.against else None, True, "share")
     add(f"mean {name}, clients weighted by their test examples", lambda m: m.weighted_mean, lower)
     if language:
         whole = language[0].values
         add("perplexity of all sentences together", lambda m: whole[m.label].perplexity, True)
         add("bits per character", lambda m: whole[m.label].bits_per_character, True)
     for other in sound[0].other_metrics:
-        add(f"mean {metric_name(other)} over clients", lambda m, o=other: m.other_metrics.get(o), other in lower_metrics)  # type: ignore[misc]
-    add("traffic per client", lambda m: m.cost and m.cost.bytes, True, "bytes")
-    add("local steps per client", lambda m: m.cost and m.cost.steps, True, "steps")
+        add(f"mean {metric_name(other)} over clients", partial(_other, other), other in lower_metrics)
+    add("traffic per client", lambda m: m.cost.bytes if m.cost else None, True, "bytes")
+    add("local steps per client", lambda m: m.cost.steps if m.cost else None, True, "steps")
     return found
+
+
+def _other(name: str, method: MethodSummary) -> OverSeeds | None:
+    return method.other_metrics.get(name)
 
 
 def _finite(value: Value) -> bool:
