@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bespoke.reports.study import Table
 from fedembed.changes import BACK, COMMAND, Changes
+from results_converged import column, sentence
 
 
 def markdown(table: Table) -> list[str]:
@@ -33,5 +34,7 @@ def section(folder: Path) -> str:
         "When users come late:",
         "",
         *markdown(found.late_table()),
+        "",
+        sentence(column(folder)),
     ]
     return "\n".join(lines)

@@ -13,6 +13,8 @@ from bespoke.errors import UserError
 from bespoke.metrics.analyses import read_analyses
 from bespoke.metrics.folders import read_study
 from bespoke.metrics.guarantee import epsilon_text
+from results_converged import HEAD, NOTE
+from results_converged import column as improving
 
 USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian")
 ORDER = (
@@ -133,6 +135,21 @@ def overall(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
     return lines
 
 
+def converged(folder: Path, found: Found) -> list[str]:
+    """The same comparisons: whether a method had stopped improving. Empty where no run has a validation curve."""
+    cells = {key: improving(folder / "{}-{}".format(*key)) for key in found}
+    if not any(cell != "–" for one in cells.values() for cell in one.values()):
+        return ["", "No run has a validation curve, so that it cannot be told whether a method still improved."]
+    return [
+        "",
+        NOTE,
+        "",
+        f"| {HEAD} | {' | '.join(f'{users}, {privacy}' for users, privacy in found)} |",
+        f"| --- |{' ---: |' * len(found)}",
+        *(f"| {label} | {' | '.join(one.get(label, '–') for one in cells.values())} |" for label in ORDER),
+    ]
+
+
 def below(found: Found, paper: dict[str, Any]) -> list[str]:
     """Which means lie under the paper's, and whether by more than its spread."""
     short = []
@@ -203,6 +220,7 @@ def section(folder: Path) -> str:
         "",
         *overall(folder, found, paper[f"table{this.overall}"]),
         *below(found, paper[f"table{this.overall}"]),
+        *converged(folder, found),
     ]
     for (users, column), methods in found.items():
         if users == "imbalanced":

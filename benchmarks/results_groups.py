@@ -14,6 +14,7 @@ from bespoke.metrics.folders import Study
 from bespoke.metrics.groups import ALL, Gain, GroupRow, by_group, costs, gain, labelled, shown_metric
 from bespoke.metrics.summary import Summary, read, summarize_study
 from bespoke.metrics.text import metric_name, number
+from results_converged import HEAD, NOTE, column
 
 TITLE = "## Groups: Group Personalized FL"
 WAYS = {"fedavg": "FL", "finetune": "PerFL", "group-fl": "GroupFL", "group-perfl": "GroupPerFL"}  # as the paper says
@@ -65,6 +66,7 @@ def section(folder: Path) -> str:
     titles = {m.label: WAYS.get(m.label, m.title) for m in summary.methods}
     command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])
     shown = [*rows[:-1][:MOST_GROUPS], rows[-1]]
+    improving = column(folder)
     left_out = len(rows) - len(shown)
     pooled = "of all sequences of a group together" if metric == "perplexity" else "the mean over a group's clients"
     lines = [
@@ -79,6 +81,9 @@ def section(folder: Path) -> str:
         f"| group | clients | {' | '.join(titles.values())} |",
         f"| --- | ---: |{' ---: |' * len(titles)}",
         *(_row(row, list(titles), lower) for row in shown),
+        f"| {HEAD} | | {' | '.join(improving.get(label, '–') for label in titles)} |",
+        "",
+        NOTE,
         "",
         *_claims(study, table, summary, rows, lower),
         *_found(study, table, titles),

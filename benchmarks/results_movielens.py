@@ -8,6 +8,7 @@ import pandas as pd
 
 from bespoke.metrics.analyses import read_analyses
 from bespoke.metrics.folders import read_study
+from results_converged import HEAD, NOTE, column
 from results_fedembed import shown
 
 METRICS = ("query_f1", "query_accuracy")
@@ -35,9 +36,11 @@ def section(folder: Path) -> str:
         "Commands: `bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens`, "
         "`bespoke analyze runs/fedembed-movielens --embeddings`",
         "",
-        "| method | F1 | accuracy | better off than with Global | favourite genre guessed | adjusted Rand index |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| method | F1 | accuracy | better off than with Global | favourite genre guessed | adjusted Rand index "
+        f"| {HEAD} |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+    improving = column(folder)
     base = [table.set_index("client")["query_f1"] for table in tables["Global"]]
     for label, found in tables.items():
         means = [shown([float(table[metric].mean()) for table in found]) for metric in METRICS]
@@ -53,7 +56,7 @@ def section(folder: Path) -> str:
         )
         lines.append(
             f"| {label} | {' | '.join(means)} | {'–' if label == 'Global' else f'{100 * fmean(better):.0f} %'} | "
-            f"{' | '.join(guessed)} |"
+            f"{' | '.join(guessed)} | {improving.get(label, '–')} |"
         )
     f1, accuracy = ({label: fmean(t[m].mean() for t in seeds) for label, seeds in tables.items()} for m in METRICS)
     mine = max((label for label in f1 if label.startswith("FedEmbed")), key=f1.__getitem__)
@@ -66,5 +69,6 @@ def section(folder: Path) -> str:
         f"nothing else is {'found' if mine == best else 'not found'} where tastes are many.",
         f"There are {len(groups)} favourite genres; always guessing the most frequent would be right for "
         f"{groups.iloc[0]:.1%} of users.",
+        NOTE,
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from results_converged import HEAD, NOTE, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
     OTHERS,
@@ -117,9 +118,10 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
     study = Compared.found(runs / f"self-fl-{entry.name}")
     if study is None:
         return []
-    measures, about = measures_of(entry), study.about
+    measures, about, improving = measures_of(entry), study.about, column(study.folder)
     rows = [
-        [titled(label), *(numbers(study.over_seeds(label, m)) for m in measures.values())] for label in study.labels
+        [titled(label), *(numbers(study.over_seeds(label, m)) for m in measures.values()), improving.get(label, "–")]
+        for label in study.labels
     ]
     rounds = max(stage["rounds"] for method in about["methods"] for stage in method["stages"])
     chosen = {titled(label): study.chosen(label) for label in study.labels if study.chosen(label)}
@@ -133,7 +135,8 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
         f"### {entry.title}",
         f"Command: `{entry.command}`",
         facts + (f" Chosen on validation rows: {told}." if told else ""),
-        table(["method", *measures], rows),
+        table(["method", *measures, HEAD], rows),
+        NOTE,
         verdicts(entry.claims(study)),
         *([SCORED] if entry.five else []),
     ]

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bespoke.errors import UserError
+from results_converged import column, sentence
 
 DEVICES = "ABCDE"
 NA = float("nan")
@@ -118,6 +119,7 @@ def section(folder: Path) -> str:
         "Chosen on validation rows: "
         + "; ".join(f"{label} {knobs_text(knobs)}" for label, knobs in devices["chosen"].items())
         + ".",
+        *(f"{name.capitalize()}: {sentence(column(folder / name))}" for name in about["comparisons"]),
     ]
     return "\n\n".join(parts)
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from bespoke.reports.figures import Figure, theme
 from bespoke.reports.study import Section, Table, line, plot, write_study
+from results_converged import HEAD, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
     FIVE,
@@ -135,10 +136,12 @@ def steps_figures(label: str, table: pd.DataFrame) -> list[tuple[str, Figure, st
 
 
 def final_table(study: Compared, measures: dict[str, Any]) -> Table:
+    improving = column(study.folder)
     rows = [
-        [name_of(label), *(numbers(study.over_seeds(label, m)) for m in measures.values())] for label in study.labels
+        [name_of(label), *(numbers(study.over_seeds(label, m)) for m in measures.values()), improving.get(label, "–")]
+        for label in study.labels
     ]
-    return [["method", *(f"{name}, %" for name in measures)], *rows]
+    return [["method", *(f"{name}, %" for name in measures), f"{HEAD} in the last fifth"], *rows]
 
 
 # -- sections ----------------------------------------------------------------------------------------------------------

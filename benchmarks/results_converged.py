@@ -1,0 +1,83 @@
+"""Whether methods had stopped improving when their training ended: a column for the tables of docs/results.md.
+
+The number is that of the report (`last_improvement`): how much the validation curve gained in the last fifth of its
+rounds, in percent of its end, the mean over seeds. The order of two methods means something where both are flat.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from bespoke.errors import UserError
+from bespoke.metrics.candidates import named, settings_of
+from bespoke.metrics.concerns import STILL_IMPROVING
+from bespoke.metrics.folders import Run, read_run
+from bespoke.metrics.parts import last_improvement
+from bespoke.metrics.text import percent
+
+HEAD = "still improving"
+NOTE = (
+    "Still improving: how much the validation curve gained in the last fifth of the rounds (or of the epochs, for "
+    f"methods without rounds). Above {100 * STILL_IMPROVING:g} % a method has not converged; its place means little."
+)
+
+
+def improvements(folder: Path) -> dict[str, float]:
+    """Of every method of a comparison folder; NaN where there is no curve."""
+    runs: dict[str, list[Run]] = {}
+    for path in sorted((folder / "runs").glob("*/result.json")):
+        try:
+            run = read_run(path.parent)
+        except UserError:
+            continue  # the tables themselves refuse what they cannot read
+        runs.setdefault(run.label, []).append(run)
+    return {label: improvement(mine) for label, mine in runs.items()}
+
+
+def improvement(runs: Sequence[Run]) -> float:
+    """Of one method, by its rounds; local training, which has none, by its epochs."""
+    metric, lower = str(runs[0].result["metric"]), bool(runs[0].result["lower_is_better"])
+    gain = last_improvement(runs, metric, lower)
+    if math.isfinite(gain) or any(run.result.get("rounds") for run in runs):
+        return gain
+    found = [gain for run in runs if math.isfinite(gain := _by_epochs(run, lower))]
+    return fmean(found) if found else math.nan
+
+
+def _by_epochs(run: Run, lower: bool) -> float:
+    """The gain in the last fifth of epochs, all else as chosen; NaN with fewer than three epochs that were tried."""
+    chosen = settings_of(str((run.result.get("chosen") or {}).get("candidate") or ""))
+    chosen.pop("epoch", None)
+    curve = {}
+    for name, value in (run.result.get("candidates") or {}).items():
+        settings = settings_of(name)
+        epoch = settings.pop("epoch", None)
+        if epoch and value is not None and named(settings) == named(chosen):
+            curve[epoch] = float(value)
+    if len(curve) < 3:
+        return math.nan
+    last = max(curve)
+    before = max((epoch for epoch in curve if epoch <= 0.8 * last), default=min(curve))
+    gain = (curve[before] - curve[last]) * (1 if lower else -1) * 0.2 * last / (last - before)
+    return gain / abs(curve[last]) if curve[last] else math.nan
+
+
+def cell(gain: float) -> str:
+    """The column's cell: a gain, and whether it is too large; a curve that got worse does not improve."""
+    if not math.isfinite(gain):
+        return "–"
+    return f"{percent(100 * gain)} %" + (", not converged" if gain > STILL_IMPROVING else "")
+
+
+def column(folder: Path) -> dict[str, str]:
+    """The cell of every method of a comparison folder."""
+    return {label: cell(gain) for label, gain in improvements(folder).items()}
+
+
+def sentence(cells: dict[str, str]) -> str:
+    """A line under a table that has no room for the column."""
+    known = {name: text for name, text in cells.items() if text != "–"}
+    if not known:
+        return "No validation curve is long enough to tell whether a method still improved."
+    return f"{NOTE} {'; '.join(f'{name} {text}' for name, text in known.items())}."
