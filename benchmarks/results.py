@@ -3,6 +3,7 @@
 A section of which no run folder is there stays as it stands, so that one experiment can be run again alone.
 
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
+bespoke analyze runs/motley-school                                             what the paper's figures need
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
 python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
@@ -20,6 +21,7 @@ import results_changes
 import results_fedembed
 import results_groups
 import results_motley
+import results_motley_claims
 import results_movielens
 import results_rescoring
 import results_self_fl
@@ -71,6 +73,18 @@ def merged(old: str, new: str) -> str:
     return "\n\n".join(text.strip() for chapter in kept for text in chapter.values()) + "\n"
 
 
+def with_overview(page: str) -> str:
+    """The page with Motley's observations by dataset, from the tables that its sections have."""
+    chapters = []
+    for chapter in _chapters(page):
+        sections = _sections(chapter)
+        head, *rest = sections.values()
+        rest = [text for text in rest if not text.startswith(results_motley_claims.OVERVIEW)]
+        made = results_motley_claims.overview({results_motley_claims.dataset(text): text for text in rest})
+        chapters.append("\n\n".join(text.strip() for text in (head, made, *rest) if text.strip()))
+    return "\n\n".join(text for text in chapters if text) + "\n"
+
+
 def _chapters(text: str) -> list[str]:
     return re.split(r"^(?=## )", text, flags=re.MULTILINE)
 
@@ -93,7 +107,7 @@ def main() -> None:
     if not found:
         raise UserError(f"{arguments.runs} holds no finished run of benchmarks/: see --help for what to run")
     old = arguments.output.read_text() if arguments.output.exists() else ""
-    arguments.output.write_text(merged(old, "\n\n".join([HEADER, *found])))
+    arguments.output.write_text(with_overview(merged(old, "\n\n".join([HEADER, *found]))))
     print(f"wrote {arguments.output}")
 
 

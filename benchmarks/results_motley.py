@@ -12,6 +12,7 @@ from bespoke.metrics.clusters import Clusters, clusters_of
 from bespoke.metrics.concerns import concerns
 from bespoke.metrics.motley import markdown, motley_lines
 from bespoke.metrics.summary import Summary, read, summarize_study
+from results_motley_claims import Found, claims
 
 HEADER = """## Motley
 
@@ -47,6 +48,7 @@ def section(folder: Path) -> str:
         markdown(motley_lines(study, table, summary, found)),
     ]
     lines += [f"\n{note}" for note in expected.get("differs", [])]
+    lines += ["", *claims(Found(study, table, summary))]
     lines += acceptance(summary)
     lines += clusters(clusters_of(table))
     if found:
