@@ -199,7 +199,8 @@ def test_a_newcomer_makes_its_embedding_while_the_model_is_held() -> None:
     method = made("type", kinds=1.0, adapt_epochs=2)
     params = server_of(method)
     start = method.model(params, {}, torch.tensor(0), None, torch.ones(1))
-    done = method.train(start, one_row(method, epochs=2), alone=True)
+    done, moments = method.train(start, {}, one_row(method, epochs=2), alone=True)
+    assert moments == {}  # SGD has none
     assert all(torch.equal(done[name], start[name]) for name in start if name != "embedding")
     close(done["embedding"], [0.87 - 0.01 * (1.74 * 2 + 2.61 * 3)])
     private = method.newcomer({"params": params}, method.init_private(TASK.init(0)), one_row(method, epochs=2))
@@ -208,6 +209,55 @@ def test_a_newcomer_makes_its_embedding_while_the_model_is_held() -> None:
     assert torch.equal(mine["embedding"], private["embedding"])
     assert torch.equal(mine["head.weight"], params["heads.weight"][0])
     assert torch.equal(shared["head.weight"], params["global.weight"])
+
+
+# -- Adam on the clients -----------------------------------------------------------------------------------------------
+def test_adam_moves_by_its_rate_in_the_first_step_by_hand() -> None:
+    """The first step of Adam is the rate times the sign of the slope, whatever its size: 0.1 for what is shared, 0.01
+    for the embedding. Zeros for the heads of others stay zeros. First moments of the embedding: 0.1 * 13 = 1.3."""
+    method = made("type", kinds=0.0, optimizer="adam")
+    private, up = method.client_round({"params": server_of(method)}, known(method), one_row(method))
+    close(up["delta"]["features.1.weight"], [[-0.1, -0.1]])
+    close(up["delta"]["heads.weight"], [[[-0.1, -0.1]], [[0.0, 0.0]]])
+    close(up["delta"]["global.weight"], [[-0.1, -0.1]])
+    close(private["embedding"], [0.99])
+    assert set(private["moments"]) == {"embedding"}  # those of what is shared begin anew
+    close(private["moments"]["embedding"]["first"], [1.3])
+    close(private["moments"]["embedding"]["second"], [0.169])
+    assert float(private["moments"]["embedding"]["time"]) == 1
+
+
+@pytest.mark.parametrize("assignment", ["none", "personal"])
+def test_adam_goes_on_with_the_moments_of_what_is_private(assignment: str) -> None:
+    """Three rounds against the same server are three steps of torch.optim.Adam for the embedding and a head of one's
+    own, while the encoder is where the server has it at the start of each."""
+    method = made(assignment, kinds=0.0, optimizer="adam")
+    down, private = {"params": server_of(method)}, known(method)
+    own = torch.tensor([1.0], requires_grad=True)
+    head = [torch.tensor([[1.0, 1.0]], requires_grad=True), torch.zeros(1, requires_grad=True)]
+    adam = torch.optim.Adam([{"params": [own], "lr": 0.01}, {"params": head, "lr": 0.1}])
+    for _ in range(3):
+        private, _ = method.client_round(down, private, one_row(method))
+        if assignment == "none":  # the head is the server's, and so begins every round at (1, 1) and 0
+            with torch.no_grad():
+                head[0].fill_(1.0), head[1].zero_()
+        features = torch.cat([1 + own, own])
+        said = 0.5 * (features @ head[0][0] + head[1] - 1) ** 2
+        heard = said if assignment == "none" else said + 0.5 * (features @ torch.tensor([1.0, 2.0]) - 1) ** 2
+        slope = torch.autograd.grad(heard.sum(), own, retain_graph=True)
+        adam.zero_grad()
+        said.sum().backward()
+        own.grad = slope[0]
+        adam.step()
+    torch.testing.assert_close(private["embedding"], own.detach())
+    if assignment == "personal":
+        torch.testing.assert_close(private["head"]["weight"], head[0].detach())
+        assert set(private["moments"]) == {"embedding", "head.weight", "head.bias"}
+
+
+def test_moments_are_private_and_only_adam_has_them() -> None:
+    assert describe(made("personal", optimizer="adam"))["private"].keys() == {"embedding", "rounds", "head", "moments"}
+    assert "moments" not in made("type").init_private(TASK.init(0))
 
 
 def test_a_newcomers_own_head_is_made_too() -> None:

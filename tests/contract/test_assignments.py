@@ -37,10 +37,12 @@ ASSIGNMENTS: list[dict[str, Any]] = [
     {"assignment": "personal"},
     {"assignment": "none", "kinds": 0.0},
     {"assignment": "som", "som": SelfOrganizingMap(update="sums")},
+    {"assignment": "prototype", "optimizer": "adam", "triplets": 2},
+    {"assignment": "personal", "optimizer": "adam"},
 ]
 
 
-@pytest.mark.parametrize("knobs", ASSIGNMENTS, ids=lambda knobs: knobs["assignment"])
+@pytest.mark.parametrize("knobs", ASSIGNMENTS, ids=lambda k: f"{k['assignment']}-{k.get('optimizer', 'sgd')}")
 def test_engines_agree_on_every_assignment(knobs: dict[str, Any]) -> None:
     place = kinds_world(Classification(MLP(3, 2, (4,)), kinds=3), 3)
     method = method_of(FedEmbed, place, **knobs)

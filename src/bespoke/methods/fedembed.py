@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
 from bespoke.methods.assignment import SelfOrganizingMap, liked_kind, nearest, one_of, pick, triplet_step
+from bespoke.methods.local_adam import adam_start, adam_step
 from bespoke.methods.shared_model import SharedModel
 from bespoke.tensors import Params, Tree, scale, subtract
 
@@ -48,6 +49,9 @@ class FedEmbed(SharedModel):
     )
     size: int = knob(8, "size of the embedding (28 for MNIST in the paper: the side of its images)", ge=1)
     embedding_lr: float = knob(1.0, "learning rate of embeddings and prototypes", gt=0)
+    optimizer: Literal["sgd", "adam"] = knob(
+        "sgd", "local optimizer, with rates lr and embedding_lr; the paper has Adam with PyTorch's rate, 0.001"
+    )
     kinds: float = knob(1.0, "weight of telling the kinds of rows apart, where the data know them; 0: left out", ge=0)
     margin: float = knob(1.0, "prototype: margin of the triplet loss", ge=0)
     triplet_lr: float = knob(0.1, "prototype: rate of the triplet loss", gt=0)
@@ -82,7 +86,8 @@ class FedEmbed(SharedModel):
     @property
     def private(self) -> dict[str, str]:  # type: ignore[override]
         head = {"head": "the client's own head"} if self.assignment == "personal" else {}
-        return {"embedding": "the client's embedding", "rounds": "rounds it took part in", **head}
+        moments = {"moments": "Adam's moments of the client's own parameters"} if self.optimizer == "adam" else {}
+        return {"embedding": "the client's embedding", "rounds": "rounds it took part in", **head, **moments}
 
     # -- what there is -------------------------------------------------------------------------------------------------
     @property
@@ -117,11 +122,15 @@ class FedEmbed(SharedModel):
 
     def init_private(self, params: Params) -> Tree:
         network, _ = self._task.network, self._many  # what does not fit is refused here, before anything is trained
-        begun = {"embedding": torch.zeros(self.size), "rounds": torch.zeros(())}
-        if self.assignment != "personal":
-            return begun
-        width = network.width + self.size
-        return {**begun, "head": {"weight": torch.zeros(network.outputs, width), "bias": torch.zeros(network.outputs)}}
+        begun: Tree = {"embedding": torch.zeros(self.size), "rounds": torch.zeros(())}
+        own = {"embedding": begun["embedding"]}
+        if self.assignment == "personal":
+            width = network.width + self.size
+            begun["head"] = {"weight": torch.zeros(network.outputs, width), "bias": torch.zeros(network.outputs)}
+            own |= {f"head.{name}": p for name, p in begun["head"].items()}
+        if self.optimizer == "adam":
+            begun["moments"] = {name: adam_start(p) for name, p in own.items()}
+        return begun
 
     def broadcast(self, server: Tree) -> Tree:
         return {name: server[name] for name in self.downlink}
@@ -149,11 +158,11 @@ class FedEmbed(SharedModel):
         embedding = self.attracted(params, embedding, liked, batches)
         place = self.place(down, embedding, liked)
         start = self.model(params, private, place, liked, embedding)
-        trained = self.train(start, batches)
+        trained, moments = self.train(start, private.get("moments", {}), batches)
         weight = self.weight(batches)
         delta = scale(self._spread(subtract(trained, start), params, place, liked), weight)
         told = self.som.message(down, trained["embedding"]) if self.assignment == "som" else {}
-        return self._kept(trained, private), {"delta": delta, "weight": weight, **told}
+        return self._kept(trained, moments, private), {"delta": delta, "weight": weight, **told}
 
     def embedding(self, private: Tree, batches: Batches) -> Tensor:
         """The client's; before its first round it is drawn, by the client itself."""
@@ -195,8 +204,11 @@ class FedEmbed(SharedModel):
             own["prototype"] = pick(params["prototypes"], liked)
         return {**{n: p for n, p in params.items() if n not in (*HEADS, "prototypes")}, **own}
 
-    def train(self, model: Params, batches: Batches, alone: bool = False) -> Params:
-        """Local training; `alone`: of the client's own alone, the shared model being held."""
+    def train(self, model: Params, moments: Tree, batches: Batches, alone: bool = False) -> tuple[Params, Tree]:
+        """Local training; `alone`: of the client's own alone, the shared model being held.
+
+        `moments` are Adam's of what stays on the client, which goes on with them; those of what is shared begin anew.
+        """
         apart = ("embedding", "prototype", *(name for name in model if name.startswith("global.")))
         shared = [name for name in model if name not in apart]
         own = [name for name in apart if name in model and name != "prototype"]
@@ -205,6 +217,8 @@ class FedEmbed(SharedModel):
             mine = ("head.weight", "head.bias") if self.assignment == "personal" else ()
             groups = [list(mine), ["embedding"], []]
         which = [place for place, names in enumerate(groups) if names]
+        taught = [name for names in groups for name in names]
+        adam = {n: moments.get(n) or adam_start(model[n]) for n in taught} if self.optimizer == "adam" else {}
         for step in range(len(batches)):
             batch, live, now = batches[step], batches.live(step), model
 
@@ -216,9 +230,12 @@ class FedEmbed(SharedModel):
             moved = {}
             for name, slope in ((name, slope) for part in slopes for name, slope in part.items()):
                 rate = self.embedding_lr if name in ("embedding", "prototype") else self.lr
-                moved[name] = model[name] - rate * live * slope
+                if self.optimizer == "adam":
+                    moved[name], adam[name] = adam_step(adam[name], model[name], slope, rate, live)
+                else:
+                    moved[name] = model[name] - rate * live * slope
             model = {**model, **moved}
-        return model
+        return model, {name: adam[name] for name in moments}
 
     def losses(self, model: Params, batch: Params) -> tuple[Tensor, ...]:
         """What the shared parameters, the embedding (with nu) and the prototype descend."""
@@ -246,8 +263,10 @@ class FedEmbed(SharedModel):
             delta["prototypes"] = one_of(liked, self._many)[:, None] * change["prototype"]
         return delta
 
-    def _kept(self, trained: Params, private: Tree) -> Tree:
+    def _kept(self, trained: Params, moments: Tree, private: Tree) -> Tree:
         kept: Tree = {"embedding": trained["embedding"], "rounds": private["rounds"] + 1}
+        if moments:
+            kept["moments"] = moments
         if self.assignment == "personal":
             kept["head"] = {name: trained[f"head.{name}"] for name in private["head"]}
         return kept
@@ -260,7 +279,7 @@ class FedEmbed(SharedModel):
         params, liked = down["params"], self._liked(support)
         embedding = self.attracted(params, self.embedding(private, support), liked, support)
         start = self.model(params, private, self.place(down, embedding, liked), None, embedding)
-        return self._kept(self.train(start, support, alone=True), private)
+        return self._kept(*self.train(start, private.get("moments", {}), support, alone=True), private)
 
     def candidates(self) -> tuple[str, ...]:
         return ("global head", "personal")
