@@ -1,7 +1,9 @@
 """What FedEmbed's two experiments have in common: nine methods, balanced and imbalanced users, privacy or none.
 
 One comparison folder for each kind of users, without privacy and with it (`balanced-none`, `imbalanced-gaussian`, ...);
-every folder has its report.html. What is finished is kept, so that a command goes on where it was stopped.
+every folder has its report.html. `--columns clients` adds the columns with noise on the clients too
+(`balanced-clients`); `--figures` trains the methods with embeddings alone, at the rates of figures.toml (`figures`).
+What is finished is kept, so that a command goes on where it was stopped.
 """
 
 import argparse
@@ -15,12 +17,16 @@ from typing import Any
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.comparison import Comparison
 from bespoke.config import read_toml
+from bespoke.errors import UserError
 from bespoke.progress import Bars
 from bespoke.reports.html import write_report
 
 HERE = Path(__file__).parent
 USERS = ("balanced", "imbalanced")
+COLUMNS = ("none", "gaussian", "clients")
 NO_KINDS = "FedEmbed-Type without kinds"  # Figure 4(a); 4(b) is FedEmbed-Type itself
+FULL_USERS, FULL_ROUNDS = 9000, 900  # of the paper's size: everyone trains six times, 60 in a round
+FULL = ("Global", "FedRep", "FedEmbed-Personal", "FedEmbed-Prototype", "FedEmbed-Type")
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Experiment:
     name: str
     table: str  # of paper.toml: F1 by users, method and privacy
     privacy: Path  # a file with a [privacy] table: the columns with privacy
+    clients: Path | None = None  # another, with noise on the clients too
     without_kinds: bool = False  # FedEmbed-Type also without its k-way head, as in Figure 4(a)
 
     def comparison(self, folder: Path, users: str, privacy: dict[str, Any], asked: argparse.Namespace) -> Comparison:
@@ -43,38 +50,76 @@ class Experiment:
         found.seeds = tuple(range(asked.seeds)) if asked.seeds else found.seeds
         found.methods = tuple(m for m in found.methods if not asked.methods or m in asked.methods)
         paper = tomllib.loads((HERE / "paper.toml").read_text())
-        column = "gaussian" if privacy else "none"
+        column = "gaussian" if privacy else "none"  # the paper does not say where its noise is
         numbers = {method: row[column] for method, row in paper[self.table][users].items()}
         found.expected = {method: {"mean": mean, "sd_seeds": spread} for method, (mean, spread) in numbers.items()}
         found.expected["source"] = paper["source"]
         return found
 
+    def figures(self, folder: Path, asked: argparse.Namespace) -> Comparison:
+        """The methods with embeddings, at the rates chosen by what embeddings tell: balanced users, no privacy."""
+        found = self.comparison(folder, "balanced", {}, asked)
+        found.command = f"python benchmarks/fedembed/{self.name}.py --figures"
+        rates = tomllib.loads((HERE / "figures.toml").read_text())[self.name]
+        found.entries = {
+            label: {**entry, **({"embedding_lr": rates[label]} if label in rates else {})}
+            for label, entry in found.entries.items()
+            if entry["method"] == "fedembed"
+        }
+        if self.without_kinds:
+            found.entries[NO_KINDS] = {**found.entries["FedEmbed-Type"], "kinds": 0.0}
+        found.methods = tuple(m for m in found.entries if not asked.methods or m in asked.methods)
+        found.grid, found.expected = {}, {}
+        return found
+
     def run(self, asked: argparse.Namespace) -> None:
-        columns: dict[str, dict[str, Any]] = {"none": {}, "gaussian": read_toml(asked.privacy)}
-        for column, privacy in columns.items():
+        if asked.figures:
+            return made(self.figures(asked.out / "figures", asked), f"{self.name}: figures")
+        files = {"none": None, "gaussian": asked.privacy, "clients": self.clients}
+        if "clients" in asked.columns and self.clients is None:
+            raise UserError(f"--columns clients: {self.name} has no file for noise on the clients")
+        for column in asked.columns:
+            privacy = read_toml(path) if (path := files[column]) is not None else {}
             for users in (asked.only,) if asked.only else USERS:
                 begun = time.monotonic()
                 folder = asked.out / f"{users}-{column}"
                 made(self.comparison(folder, users, privacy, asked), f"{self.name}: {folder.name}")
                 print(f"{folder.name}: {(time.monotonic() - begun) / 60:.0f} minutes", flush=True)
-        if self.without_kinds and not asked.methods and asked.only != "imbalanced":
+        if self.without_kinds and "none" in asked.columns and not asked.methods and asked.only != "imbalanced":
             plain = self.comparison(asked.out / "without-kinds", "balanced", {}, asked)
             plain.entries = {NO_KINDS: {**plain.entries["FedEmbed-Type"], "kinds": 0.0}}
             plain.methods, plain.seeds, plain.expected = (NO_KINDS,), plain.seeds[:1], {}
             made(plain, f"{self.name}: {plain.folder.name}")
 
-    def arguments(self, about: str) -> argparse.Namespace:
+    def arguments(self, about: str, arguments: list[str] | None = None) -> argparse.Namespace:
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--out", type=Path, default=Path(f"runs/fedembed-{self.name}"))
         with_it = f"a TOML file with a [privacy] table (default: {self.privacy.name})"
         parser.add_argument("--privacy", type=Path, default=self.privacy, help=with_it)
+        where = "privacy: none, noise on the sum, noise on the clients too (default: none gaussian)"
+        parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS[:2], help=where)
+        parser.add_argument("--figures", action="store_true", help="only what embeddings tell, at their chosen rates")
+        if self.clients is not None:
+            told = (
+                f"the paper's size: {FULL_USERS:,} balanced users, {FULL_ROUNDS} rounds, one seed, {len(FULL)} methods"
+            )
+            parser.add_argument("--full", action="store_true", help=told)
         parser.add_argument("--only", choices=USERS, help="one kind of users")
         parser.add_argument("--methods", nargs="+", help="some of the methods")
         parser.add_argument("--seeds", type=int, help=f"how many (default: as {self.name}.toml says)")
         parser.add_argument("--number", type=int, help=f"of users (default: as {self.name}.toml says)")
         parser.add_argument("--rounds", type=int, help=f"of training (default: as {self.name}.toml says)")
         parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
-        return parser.parse_args()
+        asked = parser.parse_args(arguments)
+        return self.full(asked) if getattr(asked, "full", False) else asked
+
+    def full(self, asked: argparse.Namespace) -> argparse.Namespace:
+        """The same at the paper's size; what was named besides --full stays as named."""
+        given = {"number": FULL_USERS, "rounds": FULL_ROUNDS, "seeds": 1, "methods": list(FULL), "only": "balanced"}
+        rest = {name: getattr(asked, name) or value for name, value in given.items()}
+        small = Path(f"runs/fedembed-{self.name}")
+        out = Path(f"{small}-full") if asked.out == small else asked.out
+        return argparse.Namespace(**{**vars(asked), **rest, "out": out})
 
 
 def made(comparison: Comparison, title: str) -> None:
