@@ -8,6 +8,8 @@ bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         r
 python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
+python benchmarks/fedembed/mnist.py --figures                                  likewise --columns clients
+python benchmarks/fedembed/mnist.py --full --out runs/fedembed-mnist-full
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes
 bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens
 python benchmarks/results.py
@@ -51,7 +53,7 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_self_fl.section(runs))
     if (runs / "self-fl-wake-word" / "wake_word.json").exists():
         found.append(results_wake_word.section(runs / "self-fl-wake-word"))
-    fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice")]
+    fedembed = [runs / name for name in ("fedembed-mnist", "fedembed-voice", "fedembed-mnist-full")]
     found += [results_fedembed.section(folder) for folder in fedembed if any(folder.glob("*/compare.json"))]
     if (runs / "fedembed-movielens" / "compare.json").exists():
         found.append(results_movielens.section(runs / "fedembed-movielens"))
@@ -68,8 +70,8 @@ def merged(old: str, new: str) -> str:
         mine = next((chapter for chapter in kept if next(iter(chapter)) == name), None)
         if mine is None:
             kept.append(fresh)
-        else:
-            mine.update(fresh)
+        else:  # a chapter of which only a section was run again comes without a head
+            mine.update({first: text for first, text in fresh.items() if text.strip() != name})
     return "\n\n".join(text.strip() for chapter in kept for text in chapter.values()) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -10,13 +10,15 @@ from typing import Any
 import pandas as pd
 
 from bespoke.errors import UserError
+from bespoke.methods import FedEmbed
 from bespoke.metrics.analyses import read_analyses
 from bespoke.metrics.folders import read_study
 from bespoke.metrics.guarantee import epsilon_text
+from fedembed import claims
 from results_converged import HEAD, NOTE
 from results_converged import column as improving
 
-USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian")
+USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian", "clients")
 ORDER = (
     "FedRep", "PFedMe", "PFedKM", "Global", "Global+", "FedEmbed-Personal", "FedEmbed-SOM", "FedEmbed-Prototype",
     "FedEmbed-Type",
@@ -46,6 +48,10 @@ PRIVATE_MAP = (
     "and noise on the counts decides which head a cluster takes over. A bound for each field can be given "
     "(`clip = { delta = ... }`); here all methods have the same."
 )
+CLIENTS = (
+    "In the columns called clients there is noise on every client's message too (mnist_gaussian_clients.toml); they "
+    "stand beside the paper's Gaussian columns, of which it does not say where the noise is."
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Chapter:
     reduced: str
     apart: str
     rates: str  # where hyper-parameters come from
+    said: claims.Said
+    full: bool = False
 
 
 MNIST = Chapter(
@@ -69,7 +77,14 @@ MNIST = Chapter(
     "network is printed without activations, here ReLU follows each LayerNorm",
     "No image that anybody trained on is anybody's test image",
     "Hyper-parameters were chosen on 4 of the 20 training rows (`python benchmarks/fedembed/tune.py`)",
+    claims.MNIST,
 )  # fmt: skip
+FULL = replace(
+    MNIST, title="MNIST preferences at full size (FedEmbed)", full=True, reduced="one seed, five methods and balanced "
+    "users; the paper has five trials, and does not say how many rounds; its network is printed without activations, "
+    "here ReLU follows each LayerNorm", rates="Hyper-parameters are those chosen with 600 users",
+)  # fmt: skip
+FULL_USERS = 9000
 VOICE = Chapter(
     "Voice preferences (FedEmbed)", "voice", 3, 5, "Figure 5", "synthetic voice",
     "spectrograms of 100 x 140 instead of 200 x 375; the paper has five trials, and does not say how many rounds. Its "
@@ -79,7 +94,14 @@ VOICE = Chapter(
     "rate of FedEmbed-SOM's embeddings. That these two diverged was seen in a first run, from its test scores too (F1 "
     "0.33 and 0.35, balanced); they alone were then tuned, on 4 of the 20 training rows: nine settings of PFedKM, six "
     "rates of FedEmbed-SOM. So their rows had more care than the others'",
+    claims.VOICE,
 )  # fmt: skip
+
+CLAIMS = {2: "Claims of Sections 4.2 and 5", 3: "Claims of Sections 4.3 and 5"}  # by the table of F1 by method
+TOLD = (
+    "What the paper claims, judged on the means of the tables above (a difference within their ± counts too); of "
+    "embeddings see below."
+)
 
 Found = dict[tuple[str, str], dict[str, list[pd.DataFrame]]]  # (users, privacy) -> method -> a table for each seed
 
@@ -98,6 +120,11 @@ def tables(folder: Path) -> Found:
     if not found:
         raise UserError(f"{folder} holds no comparison of benchmarks/fedembed")
     return found
+
+
+def of_paper(column: str) -> str:
+    """The paper's column that ours stands beside: it has one with privacy."""
+    return "none" if column == "none" else "gaussian"
 
 
 def shown(values: list[float]) -> str:
@@ -127,7 +154,7 @@ def overall(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
     for label in ORDER:
         cells = []
         for (users, column), methods in found.items():
-            mean, spread = paper[users][label][column]
+            mean, spread = paper[users][label][of_paper(column)]
             seeds = [float(table["query_f1"].mean()) for table in methods.get(label, [])]
             ours = shown(seeds) + epsilon(folder / f"{users}-{column}", label) if seeds else "–"
             cells.append(f"{mean:.2f} ± {spread:.2f} | {ours}")
@@ -155,7 +182,7 @@ def below(found: Found, paper: dict[str, Any]) -> list[str]:
     short = []
     for (users, column), methods in found.items():
         for label, seeds in methods.items():
-            mean, spread = paper[users][label][column]
+            mean, spread = paper[users][label][of_paper(column)]
             ours = fmean(float(table["query_f1"].mean()) for table in seeds)
             if ours < mean:
                 by = "within its spread" if ours >= mean - spread else f"by {mean - ours:.2f}"
@@ -180,31 +207,102 @@ def by_part(methods: dict[str, list[pd.DataFrame]], column: str, paper: dict[str
         cells = []
         for place, groups in enumerate(parts.values()):
             seeds = [float(t.loc[t["group"].isin(groups), "query_f1"].mean()) for t in methods.get(label, [])]
-            cells.append(f"{paper[column][label][place]:.2f} | {shown(seeds) if seeds else '–'}")
+            cells.append(f"{paper[of_paper(column)][label][place]:.2f} | {shown(seeds) if seeds else '–'}")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 
-def figures(folder: Path) -> list[str]:
-    """Figures 3 to 5 in numbers: how often the embedding tells what its user likes."""
-    lines = ["| method | guessed right | adjusted Rand index |", "| --- | ---: | ---: |"]
-    for place in (folder / "balanced-none", folder / "without-kinds"):
+@dataclass(frozen=True)
+class Embedded:
+    """What the embeddings of one method tell, and at which rate they were learned."""
+
+    rate: float
+    f1: list[float]  # of the same models, by seed
+    recovered: float
+    agreement: float
+
+    def row(self, label: str) -> str:
+        told = f"{100 * self.recovered:.1f} % | {self.agreement:.2f}"
+        return f"| {label} | {self.rate:g} | {shown(self.f1)} | {told} |"
+
+
+def embedded(folder: Path) -> dict[str, Embedded]:
+    """Figures 3 to 5 in numbers: those of `figures`, if it was run, else of the tables' own models."""
+    found: dict[str, Embedded] = {}
+    there = (folder / "figures" / "compare.json").exists()
+    for place in [folder / "figures"] if there else [folder / "balanced-none", folder / "without-kinds"]:
         if not (place / "compare.json").exists():
             continue
-        found = {a.label: a.record for a in read_analyses([run.folder for run in read_study([place]).runs])}
-        for label in (*EMBEDDED, *(label for label in found if label not in EMBEDDED)):
-            if label in found:
-                record = found[label]
-                lines.append(f"| {label} | {100 * record['recovered']:.1f} % | {record['agreement']:.2f} |")
-    return lines
+        study = read_study([place])
+        about = json.loads((place / "compare.json").read_text())
+        usual = FedEmbed.embedding_lr
+        rates = {entry["label"]: entry["stages"][-1].get("embedding_lr", usual) for entry in about["methods"]}
+        records = {a.label: a.record for a in read_analyses([run.folder for run in study.runs])}
+        for label, record in records.items():
+            seeds = [pd.read_parquet(run.folder / "clients.parquet") for run in study.runs if run.label == label]
+            f1 = [float(table["query_f1"].mean()) for table in seeds]
+            found[label] = Embedded(rates[label], f1, record["recovered"], record["agreement"])
+    order = (*EMBEDDED, *(label for label in found if label not in EMBEDDED))
+    return {label: found[label] for label in order if label in found}
+
+
+def figures(found: dict[str, Embedded], this: Chapter, apart: bool) -> list[str]:
+    """A section of its own, so that it can be made again alone; `apart`: of models trained for it."""
+    if not found:
+        return []
+    alone = f"python benchmarks/fedembed/{this.command}.py --figures"
+    which = (
+        f"Models of `{alone}`" if apart else f"Models of the tables above, at their rates; at those chosen: `{alone}`"
+    )
+    known = {label: (one.recovered, one.agreement) for label, one in found.items()}
+    return [
+        "",
+        f"### {this.figures}",
+        "",
+        "What a user likes, guessed from its embedding (drawn in the reports), for balanced users without privacy; F1 "
+        "is that of the same models. How far embeddings move depends on their rate; rates chosen by F1 and by what "
+        f"embeddings tell are in benchmarks/fedembed/figures.toml. {which}.",
+        "",
+        "| method | embedding_lr | F1 | guessed right | adjusted Rand index |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(one.row(label) for label, one in found.items()),
+        "",
+        *claims.table(claims.Numbers({}, known=known), this.said),
+    ]
+
+
+def numbers(found: Found, paper: dict[str, Any]) -> claims.Numbers:
+    """The means over seeds on which claims are judged; noise on the clients is no column of the paper's."""
+
+    def mean(seeds: list[pd.DataFrame], groups: list[str] | None = None) -> float:
+        return fmean(float((t if groups is None else t[t["group"].isin(groups)])["query_f1"].mean()) for t in seeds)
+
+    judged = {place: methods for place, methods in found.items() if place[1] != "clients"}
+    return claims.Numbers(
+        {place: {label: mean(seeds) for label, seeds in methods.items()} for place, methods in judged.items()},
+        {
+            column: {
+                label: [mean(seeds, groups) for groups in paper["parts"].values()] for label, seeds in methods.items()
+            }
+            for (users, column), methods in judged.items()
+            if users == "imbalanced"
+        },
+    )
 
 
 def section(folder: Path) -> str:
-    """The tables of an experiment, and what the embeddings know."""
+    """The tables of an experiment, its claims, and what the embeddings know; of `figures` alone, that alone."""
     paper = tomllib.loads((Path(__file__).parent / "fedembed" / "paper.toml").read_text())
-    found = tables(folder)
-    about = json.loads((folder / "{}-{}".format(*next(iter(found))) / "compare.json").read_text())
+    drawn = (folder / "figures" / "compare.json").exists()
+    found = {} if drawn and not any(folder.glob("*balanced-*/compare.json")) else tables(folder)
+    first = folder / ("{}-{}".format(*next(iter(found))) if found else "figures")
+    about = json.loads((first / "compare.json").read_text())
     this = VOICE if about["data"]["name"] == "voice-preferences" else MNIST
+    if this is MNIST and about["data"]["clients"] >= FULL_USERS:
+        this = FULL
+    known = embedded(folder)
+    if not found:
+        return "\n".join([f"## {this.title}", *figures(known, this, drawn)])
     rounds, seeds = about["methods"][0]["stages"][-1]["rounds"], len(about["seeds"])
     spread = f", ± its standard deviation over {seeds} seeds" if seeds > 1 else ", of one seed"
     lines = [
@@ -213,8 +311,8 @@ def section(folder: Path) -> str:
         f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one {this.liked}; 20 rows "
         f"to train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes{spread}. "
         f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. {this.rates}. "
-        f"{MAP}",
-        f"Command: `python benchmarks/fedembed/{this.command}.py`",
+        f"{MAP}" + (f" {CLIENTS}" if any(column == "clients" for _, column in found) else ""),
+        f"Command: `python benchmarks/fedembed/{this.command}.py{' --full' if this.full else ''}`",
         "",
         f"Table {this.overall}:",
         "",
@@ -226,12 +324,6 @@ def section(folder: Path) -> str:
         if users == "imbalanced":
             lines += ["", f"Table {this.by_part}, by the part of users that like a {this.liked}:", ""]
             lines += by_part(methods, column, paper[f"table{this.by_part}"])
-    drawn = figures(folder)
-    if len(drawn) > 2:
-        lines += [
-            "",
-            f"{this.figures}: what a user likes, guessed from its embedding (drawn in the reports):",
-            "",
-            *drawn,
-        ]
-    return "\n".join(lines)
+    judged = claims.table(numbers(found, paper[f"table{this.by_part}"]), this.said)
+    lines += ["", f"### {CLAIMS[this.overall]}", "", TOLD, "", *judged] if judged else []
+    return "\n".join([*lines, *figures(known, this, drawn)])

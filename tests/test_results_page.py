@@ -58,6 +58,11 @@ def test_what_is_new_goes_to_the_end_of_its_chapter(results):
     )
 
 
+def test_a_section_alone_leaves_the_head_of_its_chapter(results):
+    new = "# Results\n\nLead.\n\n## A\n\n### Same data\n\nCommand: `large`\n\n20\n\n"
+    assert results.merged(OLD, new) == OLD.replace("\n2\n", "\n20\n")
+
+
 def test_the_page_in_docs_keeps_its_sections(results):
     page = (ROOT / "docs" / "results.md").read_text()
     assert results.merged(page, results.HEADER) == page
