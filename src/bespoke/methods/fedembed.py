@@ -227,7 +227,7 @@ class FedEmbed(SharedModel):
                 return tuple(found[place] for place in which)
 
             slopes = self._task.slopes(losses, *({name: model[name] for name in groups[place]} for place in which))
-            moved = {}
+            moved: Params = {}
             for name, slope in ((name, slope) for part in slopes for name, slope in part.items()):
                 rate = self.embedding_lr if name in ("embedding", "prototype") else self.lr
                 if self.optimizer == "adam":

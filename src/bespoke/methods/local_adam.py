@@ -22,12 +22,12 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # as torch.optim.Adam has them
 IN_CACHE = 2**16  # numbers of a large leaf that are gone over at a time
 
 
-def adam_start(params: Tree) -> Tree:
-    """Adam's state before the first step."""
+def adam_start(params: Any) -> Tree:
+    """Adam's state before the first step, of a tree of parameters or of a single tensor."""
     return {"first": zeros_like(params), "second": zeros_like(params), "time": torch.zeros(())}
 
 
-def adam_step(state: Tree, params: Tree, slope: Tree, lr: float, live: float | Tensor) -> tuple[Tree, Tree]:
+def adam_step(state: Tree, params: Any, slope: Any, lr: float, live: float | Tensor) -> tuple[Any, Tree]:
     """One step down the slope; a step that merely pads (live = 0) moves nothing, the moments neither."""
     time = state["time"] + live
     first = tree_map(lambda m, g: m + live * (1 - BETA1) * (g - m), state["first"], slope)
