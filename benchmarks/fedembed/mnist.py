@@ -12,9 +12,10 @@ command goes on where it was stopped.
 
 --full is Section 4.2 at its size, once: 9,000 balanced users, 900 rounds of 60 so that everyone trains six times, one
 seed, without privacy and with noise on the sum, of Global, FedRep, FedEmbed-Personal, -Prototype and -Type. It has not
-been run to its end. Three rounds of FedEmbed-Type took 0.8 s of one core each and 0.65 GB; of the other methods a round
-takes up to four times as long (FedEmbed-Personal: three epochs). That makes about four hours of one core in all, two
-hours with two cores (`--jobs 2`, the default). A run that is stopped goes on from its checkpoint.
+been run to its end. A trial of three rounds of FedEmbed-Type, on a busy machine, had 0.64 GB at most and about 0.8 s of
+one core a round (with 600 users: 1.4 s by the clock). Other methods were not timed at this size; FedEmbed-SOM, of three
+epochs like FedEmbed-Personal, took 3.4 times as long with 600 users. Extrapolated, both columns take 4 to 8 hours
+of one core, half of that with two (`--jobs 2`, the default). A run that is stopped goes on from its checkpoint.
 """
 
 from preferences import HERE, Experiment
