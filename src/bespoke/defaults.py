@@ -35,7 +35,8 @@ WIDE = {"pulls": [0.001, 0.01, 0.1, 1.0, 10.0, 100.0], "intercepts": [1.0, 100.0
 HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
 RATES = (0.03, 0.1, 0.3)  # of it
 WORDS = {"name": "lstm", "embedding": 64, "hidden": 128, "layers": 1}  # small enough for minutes on two cores
-WORD_RATES = (1.0, 3.0)  # of its shared model: a mean over tokens has small gradients
+WORD_SERVER = {"name": "adam", "lr": 0.01, "beta2": 0.999, "eps": 1e-8}  # plain averages stay behind word frequencies
+WORD_RATES = (0.003, 0.01)  # of the server
 WORD_ROUNDS = 30  # a curve that still falls is said to have not converged
 LOCAL_EPOCHS = 40  # of a network of each client's own, more where the last is the best: they take most of a comparison
 
@@ -175,10 +176,11 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: dict[str, Any]
     if about["task"] == "language":
         for name, kind in METHODS.items():
             if issubclass(kind, FineTune):
-                knobs[name] = {"lrs": [0.3, 1.0, 3.0], "epochs": 20 if name == "local" else 5, "batch_size": 16}
+                local = {"lrs": [1.0], "epochs": 10} if name == "local" else {"lrs": [0.3, 1.0, 3.0], "epochs": 5}
+                knobs[name] = {**local, "batch_size": 16}
             elif issubclass(kind, SharedModel):
-                knobs[name] = {"batch_size": 16, "lr": 1.0}
-        grid |= {"fedavg": {"lr": list(WORD_RATES)}, "group-fl": {}}
+                knobs[name] = {"batch_size": 16, "lr": 1.0, "server": WORD_SERVER}
+        grid |= {"fedavg": {"server.lr": list(WORD_RATES)}, "group-fl": {}}
     if not linear or about["task"] == "classification":
         grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
     follows = {}
