@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from results_groups import Claim
+
 BASELINES = ("FedRep", "PFedMe", "PFedKM", "Global", "Global+")
 OWN_HEADS = ("FedRep", "PFedMe", "FedEmbed-Personal")
 GROUPED = ("FedEmbed-Prototype", "FedEmbed-Type")
@@ -21,21 +23,6 @@ STRUCTURE = 0.1  # adjusted Rand index that a head for kinds has to add
 WHOLE = 0.995  # of users guessed: "perfectly"
 
 Column = tuple[str, str]  # users, privacy
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper says, and what came of it here."""
-
-    text: str
-    paper: str
-    here: str
-    holds: bool
-    large: bool = True  # as much as in the paper, too
-
-    def row(self) -> str:
-        verdict = ("yes" if self.large else "in order, not in size") if self.holds else "no"
-        return f"| {self.text} | {self.paper} | {self.here} | {verdict} |"
 
 
 @dataclass(frozen=True)
