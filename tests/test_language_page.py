@@ -42,6 +42,8 @@ def test_convergence_is_said_as_it_is(language: Any) -> None:
     assert falling.endswith("From round 30 on it fell by 5.0 %: not converged.")
     (flat,) = language._converged(study({10: 400.0, 30: 200.0, 40: 199.0}))
     assert flat.endswith("by 0.5 %: about converged.")
+    (past,) = language._converged(study({10: 400.0, 20: 100.0, 30: 150.0, 40: 165.0}))
+    assert "From round 30 on it rose by 10.0 %: past its best after round 20." in past
     assert language._converged(study({10: 400.0})) == []
 
 
