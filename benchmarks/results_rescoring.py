@@ -30,7 +30,8 @@ def section(folder: Path) -> str:
         "",
         f"{counts['test']} test utterances ({counts['test_words']:,} words), {counts['validation']} validation "
         "utterances.",
-        "Command: `python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted`",
+        "Command: `python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted --utterances "
+        f"{counts['test'] + counts['validation']}`",
         "",
         f"| WER in % | {' | '.join(system['name'] for system in about['systems'])} |",
         f"| --- |{' ---: |' * len(about['systems'])}",
