@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint mutants attack clean
+.PHONY: demo test coverage lint docs hooks mutants attack clean help
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/bespoke compare
@@ -12,11 +12,36 @@ demo: $(VENV)/.demo-ready
 test: $(VENV)/.test-ready lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# Lines that no test reaches, in build/coverage. Apart from `make test`, which it would make a third longer.
+coverage: $(VENV)/.test-ready
+	$(PIP) coverage==7.17.3 pytest-cov==7.1.0
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --cov=bespoke --cov-report=term:skip-covered --cov-report=html:build/coverage
+
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Faults put into the code on purpose, in a copy of it: which do the tests catch? MUTANTS="--count 0 sampling.py" ...
+# The site in build/site; warnings are errors.
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html, or for the search: $(PYTHON) -m http.server --directory build/site"
+
+hooks: $(VENV)/.test-ready
+	$(PIP) --editable ".[dev]"
+	$(BIN)/pre-commit install
+
+help:
+	@echo "make demo     compare four methods on built-in data"
+	@echo "make test     tests, linter, type checker"
+	@echo "make lint     linter and type checker alone"
+	@echo "make coverage tests, and the lines that none of them reaches (build/coverage)"
+	@echo "make docs     the documentation site, into build/site"
+	@echo "make hooks    ruff and mypy before each commit"
+	@echo "make mutants  which faults in the code do the tests catch? (docs/testing.md)"
+	@echo "make attack   kills, damaged files, fuzzed inputs (docs/reliability.md)"
+	@echo "make clean    remove .venv and caches"
+
+# Faults put into the code on purpose, in a copy of it: which do the tests catch? MUTANTS="--count 0 federation/cohorts.py" ...
 mutants: $(VENV)/.test-ready
 	nice $(BIN)/python benchmarks/mutants.py $(MUTANTS)
 
@@ -31,13 +56,17 @@ $(BIN)/python:
 # A stamp is remade when the requirements change; an editable install needs no remaking when the code does.
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing bespoke into $(VENV) (once; PyTorch is large)"
-	$(PIP) --editable ".[fast]"
+	$(PIP) --editable ".[fast,demo]"
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing bespoke and its test tools into $(VENV) (once; PyTorch is large)"
 	$(PIP) --editable ".[test]"
 	@touch $@ $(VENV)/.demo-ready
+
+$(VENV)/.docs-ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) --editable ".[docs]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

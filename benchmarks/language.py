@@ -26,14 +26,14 @@ import numpy as np
 
 import results
 import results_groups
-from bespoke.cli.endings import program
-from bespoke.data.sources import MissingFile, Statistics
-from bespoke.data.ted import divided, gained
+from bespoke.cli.exit_codes import program
+from bespoke.data.sources.registry import MissingFile, Statistics
+from bespoke.data.sources.ted import divided, gained
 from bespoke.errors import UserError
-from bespoke.metrics.folders import Study
-from bespoke.metrics.groups import gain, labelled
-from bespoke.metrics.summary import read, summarize_study
-from bespoke.metrics.text import number
+from bespoke.report.group_gain import gain, labelled
+from bespoke.report.report import read, summarize_study
+from bespoke.statistics.folders import RunSet
+from bespoke.statistics.formatting import number
 
 HEADER = """# Language models: Group Personalized FL
 
@@ -75,6 +75,7 @@ paper's perplexities are of other texts; what can be compared is what a method c
 | news | 253.6 | 224.1 | 226.0 | **218.7** |
 | gaming | 233.9 | 185.9 | 199.3 | **168.7** |
 | basketball | 470.7 | 290.7 | 272.8 | **228.6** |"""
+BF16 = "Products in training are computed in bfloat16 (`[engine] precision`), parameters and scores in float32."
 FLAT = 0.01  # of the perplexity: a training whose last quarter gains less has about converged
 
 
@@ -114,10 +115,12 @@ def section(folder: Path) -> str:
         )
     lines += [*_converged(study), *_rates(study), *_personal(study, table)]
     lines += study.compare.get("expected", {}).get("differs", [])
+    if json.loads((study.runs[0].folder / "engine.json").read_text()).get("precision") == "bf16":
+        lines.append(BF16)
     return "\n\n".join(lines)
 
 
-def _converged(study: Study) -> list[str]:
+def _converged(study: RunSet) -> list[str]:
     """The validation curve of the global model, and whether it was still falling."""
     label = labelled(study, "fedavg")
     run = next((run for run in study.runs if run.label == label), None)
@@ -147,7 +150,7 @@ def _converged(study: Study) -> list[str]:
     ]
 
 
-def _rates(study: Study) -> list[str]:
+def _rates(study: RunSet) -> list[str]:
     """Which values were tried on validation rows, and which were chosen."""
     lines = [
         f"- {entry['title']}: "
@@ -159,7 +162,7 @@ def _rates(study: Study) -> list[str]:
     return ["Tried, with the validation perplexity of each:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _personal(study: Study, table: Any) -> list[str]:
+def _personal(study: RunSet, table: Any) -> list[str]:
     """Which personal model was chosen on validation rows: a rate and a number of epochs."""
     chosen = []
     for method in ("finetune", "group-perfl"):

@@ -34,20 +34,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path("src/bespoke")
 SUITES = {  # the tests that are to catch faults in a file
-    "methods/descend.py": ["test_descend.py"],
+    "methods/parts/descend.py": ["test_descend.py"],
     "methods/fedrep.py": ["test_fedrep.py"],
     "methods/ensemble.py": ["test_hypcluster.py"],
     "methods/hypcluster.py": ["test_hypcluster.py"],
-    "methods/grouped.py": ["test_groups.py"],
+    "methods/parts/grouped.py": ["test_groups.py"],
     "methods/self_fl.py": ["test_self_fl.py", "test_self_fl_steps.py"],
-    "methods/server_optimizer.py": ["test_server_optimizer.py"],
-    "entries.py": ["test_entries.py"],
-    "sampling.py": ["test_sampling.py", "privacy/test_tally.py"],
-    "selection.py": ["test_selection.py"],
-    "privacy/accounting.py": ["privacy/test_accounting.py"],
+    "methods/parts/server_optimizer.py": ["test_server_optimizer.py"],
+    "experiment/variants.py": ["test_entries.py"],
+    "federation/cohorts.py": ["test_sampling.py", "privacy/test_tally.py"],
+    "experiment/choosing.py": ["test_selection.py"],
+    "privacy/accountant.py": ["privacy/test_accounting.py"],
     "privacy/tally.py": ["privacy/test_tally.py"],
-    "metrics/acceptance.py": ["metrics/test_acceptance.py"],
-    "metrics/significance.py": ["metrics/test_significance.py"],
+    "statistics/acceptance.py": ["statistics/test_acceptance.py"],
+    "statistics/significance.py": ["statistics/test_significance.py"],
     "data/partition.py": ["data/test_partition.py"],
     "data/splits.py": ["test_splits.py"],
 }
@@ -59,16 +59,16 @@ EQUIVALENT: dict[tuple[str, str], str] = {  # (file, the changed line) -> why no
     ("methods/hypcluster.py",
      'return {**server, "empty": torch.zeros(self.k), "loss": torch.tensor(1.0)} if self.reseed else server'):
         "the mean loss is used when a cluster has been empty for a round, and every round sets it",
-    ("methods/grouped.py",
+    ("methods/parts/grouped.py",
      "return any(params[name].dim() > leaf.dim() for name, leaf in task.fresh(1).items())"):
         "all draws have the same shapes",
-    ("methods/grouped.py",
+    ("methods/parts/grouped.py",
      "return all(params[name].dim() > leaf.dim() for name, leaf in task.fresh(0).items())"):
         "models lie stacked in all of their leaves or in none",
-    ("sampling.py", "wanted = min(int(np.ceil(self.size * self.over_select - 2e-09)), len(everyone))"):
+    ("federation/cohorts.py", "wanted = min(int(np.ceil(self.size * self.over_select - 2e-09)), len(everyone))"):
         "a billionth or two: both are above rounding and below any share that can be given",
-    ("sampling.py", "with (np.errstate()):"): "hides a warning, changes no number",
-    ("sampling.py", "slow = (_normal('speed', self.seed, keys) - _normal('luck', self.seed, round, keys))"):
+    ("federation/cohorts.py", "with (np.errstate()):"): "hides a warning, changes no number",
+    ("federation/cohorts.py", "slow = (_normal('speed', self.seed, keys) - _normal('luck', self.seed, round, keys))"):
         "luck is as often good as bad: the same distribution",
 }  # fmt: skip
 

@@ -26,12 +26,12 @@ def child(path: Path) -> dict[str, float]:
     """Open the population, draw cohorts, train; in a process of its own."""
     from bespoke.data.population import Population
     from bespoke.data.splits import everything
-    from bespoke.engines.choosing import choose
-    from bespoke.engines.engine import Engine
-    from bespoke.engines.host import ClientWork
+    from bespoke.federation.choice import choose
+    from bespoke.federation.cohorts import Sampler
+    from bespoke.federation.engine import Engine
+    from bespoke.federation.work import ClientWork
     from bespoke.methods import FedAvg
     from bespoke.models import build_task
-    from bespoke.sampling import Sampler
 
     for file in path.iterdir():  # neither size waits for the disk: what is compared is bespoke, not the machine's cache
         with file.open("rb") as stream:
@@ -66,7 +66,7 @@ def child(path: Path) -> dict[str, float]:
 
 def measure(cache: Path) -> dict[int, dict[str, float]]:
     """Medians over turns for each size."""
-    from bespoke.data.synthetic import write_large
+    from bespoke.data.sources.synthetic import write_large
 
     cache.mkdir(parents=True, exist_ok=True)
     for clients in SIZES:

@@ -19,21 +19,22 @@ import numpy as np
 from scipy.signal import resample_poly
 
 import results_rescoring
-from bespoke.cli.endings import program
-from bespoke.data.espeak import RATE as SPOKEN_RATE
-from bespoke.data.espeak import Espeak, mixed
+from bespoke.cli.exit_codes import program
+from bespoke.cli.progress import Bars
 from bespoke.data.population import Population
-from bespoke.data.utterances import ORIGINALS, VOICES, shares
-from bespoke.deploy.personal import open_run
+from bespoke.data.sources.speech.espeak import RATE as SPOKEN_RATE
+from bespoke.data.sources.speech.espeak import Espeak, mixed
+from bespoke.data.sources.speech.utterances import ORIGINALS, VOICES, shares
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population
-from bespoke.progress import Bars
+from bespoke.experiment.build import build
+from bespoke.experiment.experiment import Experiment
+from bespoke.experiment.loading import load_population
 from bespoke.randomness import mix, uniform
 from bespoke.rescoring.interpolation import Plan
 from bespoke.rescoring.language import RunLanguage
-from bespoke.rescoring.nbest import Utterance, read_nbest
+from bespoke.rescoring.nbest import Hypotheses, read_nbest
 from bespoke.rescoring.rescore import write
-from bespoke.stages import Experiment
+from bespoke.runs.finished import open_run
 from whisper import RATE, Whisper, model_folder
 
 METHODS = {"FL": "fedavg", "PerFL": "finetune", "GroupFL": "group-fl", "GroupPerFL": "group-perfl"}
@@ -60,7 +61,7 @@ def segments(experiment: Experiment, raw: Population, count: int) -> Iterator[tu
 
 def recognised(
     experiment: Experiment, raw: Population, path: Path, count: int, cached: Path, bars: Bars
-) -> list[Utterance]:
+) -> list[Hypotheses]:
     """The lists of all utterances; those that the file does not hold yet are added to it."""
     wanted, population = list(segments(experiment, raw, count)), experiment.population
     kept = _kept(path)
@@ -75,7 +76,7 @@ def recognised(
             espeak.take(mixed(voices, shares(voice)))
             sound = resample_poly(espeak.say(text).astype(np.float32) / 2**15, RATE, SPOKEN_RATE).astype(np.float32)
             texts, scores = zip(*whisper.hypotheses(sound))
-            said = Utterance(name, raw.ids[client], texts, scores, text, split, population.group_of(client) or None)
+            said = Hypotheses(name, raw.ids[client], texts, scores, text, split, population.group_of(client) or None)
             file.write(json.dumps(said.to_json(), ensure_ascii=False) + "\n")
             file.flush()
             bars.advance()

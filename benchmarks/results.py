@@ -28,7 +28,7 @@ import results_movielens
 import results_rescoring
 import results_self_fl
 import results_wake_word
-from bespoke.cli.endings import program
+from bespoke.cli.exit_codes import program
 from bespoke.errors import UserError
 
 HEADER = """# Results

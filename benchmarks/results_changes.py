@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bespoke.reports.study import Table
+from bespoke.report.figure_page import Table
 from fedembed.changes import BACK, COMMAND, Changes
 from results_converged import column, sentence
 

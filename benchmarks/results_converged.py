@@ -10,22 +10,23 @@ from pathlib import Path
 from statistics import fmean
 
 from bespoke.errors import UserError
-from bespoke.metrics.candidates import named, settings_of
-from bespoke.metrics.concerns import STILL_IMPROVING
-from bespoke.metrics.folders import Run, read_run
-from bespoke.metrics.parts import last_improvement
-from bespoke.metrics.text import percent
+from bespoke.report.checks import PAST_BEST, STILL_IMPROVING
+from bespoke.statistics.candidates import named, settings_of
+from bespoke.statistics.folders import FinishedRun, read_run
+from bespoke.statistics.formatting import percent
+from bespoke.statistics.parts import last_improvement
 
 HEAD = "still improving"
 NOTE = (
     "Still improving: how much the validation curve gained in the last fifth of the rounds (or of the epochs, for "
-    f"methods without rounds). Above {100 * STILL_IMPROVING:g} % a method has not converged; its place means little."
+    f"methods without rounds). Above {100 * STILL_IMPROVING:g} % a method has not converged; its place means little. "
+    f"Past its best: the curve got worse by more than {100 * PAST_BEST:g} %, so the method was trained for too long."
 )
 
 
 def improvements(folder: Path) -> dict[str, float]:
     """Of every method of a comparison folder; NaN where there is no curve."""
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[FinishedRun]] = {}
     for path in sorted((folder / "runs").glob("*/result.json")):
         try:
             run = read_run(path.parent)
@@ -35,7 +36,7 @@ def improvements(folder: Path) -> dict[str, float]:
     return {label: improvement(mine) for label, mine in runs.items()}
 
 
-def improvement(runs: Sequence[Run]) -> float:
+def improvement(runs: Sequence[FinishedRun]) -> float:
     """Of one method, by its rounds; local training, which has none, by its epochs."""
     metric, lower = str(runs[0].result["metric"]), bool(runs[0].result["lower_is_better"])
     gain = last_improvement(runs, metric, lower)
@@ -45,7 +46,7 @@ def improvement(runs: Sequence[Run]) -> float:
     return fmean(found) if found else math.nan
 
 
-def _by_epochs(run: Run, lower: bool) -> float:
+def _by_epochs(run: FinishedRun, lower: bool) -> float:
     """The gain in the last fifth of epochs, all else as chosen; NaN with fewer than three epochs that were tried."""
     chosen = settings_of(str((run.result.get("chosen") or {}).get("candidate") or ""))
     chosen.pop("epoch", None)
@@ -67,6 +68,8 @@ def cell(gain: float) -> str:
     """The column's cell: a gain, and whether it is too large; a curve that got worse does not improve."""
     if not math.isfinite(gain):
         return "–"
+    if gain < -PAST_BEST:
+        return f"no, past its best by {percent(-100 * gain)} %"
     return f"{percent(100 * gain)} %" + (", not converged" if gain > STILL_IMPROVING else "")
 
 

@@ -11,9 +11,9 @@ import pandas as pd
 
 from bespoke.errors import UserError
 from bespoke.methods import FedEmbed
-from bespoke.metrics.analyses import read_analyses
-from bespoke.metrics.folders import read_study
-from bespoke.metrics.guarantee import epsilon_text
+from bespoke.report.guarantee import epsilon_text
+from bespoke.statistics.analyses import read_analyses
+from bespoke.statistics.folders import read_study
 from fedembed import claims
 from results_converged import HEAD, NOTE
 from results_converged import column as improving

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bespoke.metrics.clients import OverSeeds
-from bespoke.metrics.clusters import clusters_of
-from bespoke.metrics.folders import Study
-from bespoke.metrics.groups import ALL, Gain, GroupRow, by_group, costs, gain, labelled, shown_metric
-from bespoke.metrics.summary import Summary, read, summarize_study
-from bespoke.metrics.text import metric_name, number
+from bespoke.report.group_gain import ALL, Gain, GroupRow, by_group, costs, gain, labelled, shown_metric
+from bespoke.report.report import read, summarize_study
+from bespoke.report.summary import Summary
+from bespoke.statistics.clients import OverSeeds
+from bespoke.statistics.clusters import clusters_of
+from bespoke.statistics.folders import RunSet
+from bespoke.statistics.formatting import metric_name, number
 from results_converged import HEAD, NOTE, column
 
 TITLE = "## Groups: Group Personalized FL"
@@ -31,7 +32,7 @@ and that about 70 % of clients are better off with GroupPerFL than with PerFL. A
 over the same values for every method. FL is `fedavg`, PerFL `finetune`; Self-FL and Ditto stand beside them. A row is
 a group (Tables 3 and 6); the best of a row is bold; ± is the standard deviation over seeds.
 
-Its Table 4 is reproduced by calculation (`tests/metrics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and
+Its Table 4 is reproduced by calculation (`tests/statistics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and
 20, 25, 30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152
 rounds an epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoch.
 """
@@ -105,7 +106,7 @@ def _cell(value: OverSeeds, whole: bool, best: bool) -> str:
     return f"**{text}**" if best else text
 
 
-def _claims(study: Study, table: object, summary: Summary, rows: list[GroupRow], lower: bool) -> list[str]:
+def _claims(study: RunSet, table: object, summary: Summary, rows: list[GroupRow], lower: bool) -> list[str]:
     """What the paper claims of its four methods, and whether it holds here."""
     known = {way: labelled(study, way) for way in WAYS}
     if not all(known.values()):
@@ -159,7 +160,7 @@ def _histogram(found: Gain) -> str:
     ).replace("-", "−")
 
 
-def _found(study: Study, table: object, titles: dict[str, str]) -> list[str]:
+def _found(study: RunSet, table: object, titles: dict[str, str]) -> list[str]:
     """Groups that were found and trained: how many, and how they agree with known ones."""
     trained = [entry["label"] for entry in study.compare["methods"] if entry["name"] in ("group-fl", "hypcluster")]
     lines = []
@@ -174,7 +175,7 @@ def _found(study: Study, table: object, titles: dict[str, str]) -> list[str]:
     return ["", "Groups found:", "", *lines] if lines else []
 
 
-def _costs(study: Study, titles: dict[str, str]) -> list[str]:
+def _costs(study: RunSet, titles: dict[str, str]) -> list[str]:
     """Table 4 for these runs."""
     found = costs(study)
     if not found:

@@ -5,13 +5,15 @@ Every folder must come from a comparison file with an [expected] table.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from bespoke.errors import UserError
-from bespoke.metrics.clusters import Clusters, clusters_of
-from bespoke.metrics.concerns import concerns
-from bespoke.metrics.motley import markdown, motley_lines
-from bespoke.metrics.summary import Summary, read, summarize_study
+from bespoke.report.checks import concerns
+from bespoke.report.motley_tables import Line, motley_lines
+from bespoke.report.report import read, summarize_study
+from bespoke.report.summary import Summary
+from bespoke.statistics.clusters import Clusters, clusters_of
 from results_motley_claims import Found, claims
 
 HEADER = """## Motley
@@ -94,3 +96,14 @@ def clusters(found: list[Clusters]) -> list[str]:
             *(f"| {group} | {' | '.join(map(str, row))} |" for group, row in zip(one.groups, one.counts)),
         ]
     return lines
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table for a page of documentation."""
+    rows = ["| algorithm | metric | paper | ours |", "| --- | --- | ---: | ---: |"]
+    before = ""
+    for line in lines:
+        algorithm, before = ("" if line.algorithm == before else line.algorithm), line.algorithm
+        cells = [algorithm, line.what, line.published(), line.shown()]
+        rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(rows)

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bespoke.metrics import clients as over
-from bespoke.metrics import significance
-from bespoke.metrics.against import ALPHA
-from bespoke.metrics.best import best_by
-from bespoke.metrics.clusters import Clusters, clusters_of
-from bespoke.metrics.concerns import STILL_IMPROVING
-from bespoke.metrics.folders import Study
-from bespoke.metrics.significance import Interval
-from bespoke.metrics.summary import COLLAPSED, MethodSummary, Summary
-from bespoke.metrics.text import listing, number, percent, signed
+from bespoke.report.best import best_by
+from bespoke.report.checks import STILL_IMPROVING
+from bespoke.report.summary import COLLAPSED, MethodSummary, Summary
+from bespoke.statistics import clients as over
+from bespoke.statistics import significance
+from bespoke.statistics.clusters import Clusters, clusters_of
+from bespoke.statistics.folders import RunSet
+from bespoke.statistics.formatting import listing, number, percent, signed
+from bespoke.statistics.significance import Interval
+from bespoke.statistics.versus_baseline import ALPHA
 from results_converged import improvement
 
 HOLDS, FAILS, UNSURE, UNTESTED = "holds", "does not hold", "cannot be told", "not tested"
@@ -45,7 +45,7 @@ class Untested(Exception):
 class Found:
     """A comparison folder in the terms of the observations."""
 
-    study: Study
+    study: RunSet
     table: pd.DataFrame
     summary: Summary
 

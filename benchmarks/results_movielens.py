@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from bespoke.metrics.analyses import read_analyses
-from bespoke.metrics.folders import read_study
+from bespoke.statistics.analyses import read_analyses
+from bespoke.statistics.folders import read_study
 from results_converged import HEAD, NOTE, column
 from results_fedembed import shown
 

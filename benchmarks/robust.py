@@ -15,13 +15,14 @@ from typing import Any, get_args
 
 import torch
 
-from bespoke.cli.endings import program
-from bespoke.config import checked
-from bespoke.data.arrays import write_text
-from bespoke.experiments import build, load_population, to_toml
-from bespoke.robust.settings import AttackKind, RuleName
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
+from bespoke.cli.exit_codes import program
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.experiment.loading import load_population
+from bespoke.messages.robust.settings import AttackKind, RuleName
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.storage import write_text
 
 PAGE = Path(__file__).parents[1] / "docs" / "robust.md"
 BEGIN, END = "<!-- robust table -->", "<!-- end -->"

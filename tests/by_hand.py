@@ -7,7 +7,7 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders, Sliced
+from bespoke.federation.batches import Orders, SlicedBatches
 from bespoke.method import Cohort, Method, Setting
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
@@ -17,7 +17,7 @@ TASK = Regression(Linear(1))
 ZERO = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
 
 
-def batches_of(x: list[float], y: list[float], made: Method, key: int = 1, support: bool = False) -> Sliced:
+def batches_of(x: list[float], y: list[float], made: Method, key: int = 1, support: bool = False) -> SlicedBatches:
     """A client's minibatches in a round, or (`support`) of the rows it adapts on."""
     columns = {"x": torch.tensor(x)[:, None], "y": torch.tensor(y)}
     population = Population.build(columns, np.repeat(["a"], len(x)))
@@ -29,7 +29,7 @@ def numbers(params: Params) -> tuple[float, float]:
     return params["weight"].item(), params["bias"].item()
 
 
-def rounds(made: Method, batches: dict[int, Sliced], times: int) -> tuple[Tree, dict[int, Tree]]:
+def rounds(made: Method, batches: dict[int, SlicedBatches], times: int) -> tuple[Tree, dict[int, Tree]]:
     """Some rounds of these clients by hand: the server's state and everyone's private state."""
     server = made.init_server(ZERO, Setting(0, len(batches)))
     private = {client: made.init_private(ZERO) for client in batches}

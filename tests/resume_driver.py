@@ -19,19 +19,20 @@ import numpy as np
 import torch
 from benchmarks.attack.events import Events, watch_messages
 
-from bespoke.data.changes import periods
-from bespoke.data.sources import load_source
+from bespoke.callbacks.early_stop import EarlyStop
+from bespoke.data.periods import periods
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg, FineTune
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.privacy.accounting import gaussian_epsilon
+from bespoke.privacy.accountant import gaussian_epsilon
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from small_methods import SmallDitto
 from small_worlds import changing
 
@@ -51,14 +52,15 @@ def experiment(plan: str) -> Experiment:
     population = load_source("synthetic", clients=12, examples=10, features=3, uneven=0.8, seed=1)
     split = cross_silo(population, (0.6, 0.2, 0.2), seed=1)
     task = Regression(Linear(3))
-    first = Stage(FedAvg(task, lr=0.05, batch_size=4), 4)
+    early = plan == "early"  # steps too long to go on improving, and a callback that sees it
+    first = Stage(FedAvg(task, lr=0.3 if early else 0.05, batch_size=4), 30 if early else 4)
     if plan == "finetune":
         last = Stage(FineTune(task, lrs=(0.1, 0.01), epochs=3, batch_size=4), 0)
     else:  # cohorts of 4 of 12: some clients meet the stateful method early, some late, some never
         last = Stage(SmallDitto(task, lr=0.05, batch_size=4), 5)
     return Experiment(
-        plan, population, split, task, (first, last), "mse", seed=3, cohort=4, evaluate_every=2,
-        sampling={"dropout": 0.2},
+        plan, population, split, task, (first, last), "mse", seed=3, cohort=4,
+        evaluate_every=1 if early else 2, sampling={"dropout": 0.2},
     )  # fmt: skip
 
 
@@ -92,7 +94,10 @@ def choice(workers: int) -> Choice:
 def run(job: dict[str, Any]) -> None:
     folder = RunFolder.create(pathlib.Path(job["folder"]), CONFIG)
     with folder.locked():
-        Run(experiment(job["plan"]), folder, how=choice(job["workers"]), checkpoint_seconds=job["seconds"]).run()
+        Run(
+            experiment(job["plan"]), folder, how=choice(job["workers"]), checkpoint_seconds=job["seconds"],
+            callbacks=[EarlyStop(2)] if job["plan"] == "early" else None,
+        ).run()  # fmt: skip
 
 
 def in_child(job: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
+from bespoke.declarations import Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
 from bespoke.methods import MRMTL, Ditto, FineTune, Mixed, PFedMe
-from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.parts.descend import descend
 from bespoke.tensors import Params, Tree, add_scaled, norm, scale, subtract, tree_map, zeros_like
 
 
@@ -19,7 +20,7 @@ from bespoke.tensors import Params, Tree, add_scaled, norm, scale, subtract, tre
 class Drift(FedAvg):
     """Stateful: each client corrects its update by the difference it saw before (SCAFFOLD in spirit)."""
 
-    name = "drift"
+    card = replace(FedAvg.card, name="drift")
     private = {"drift": "the client's last change, smoothed"}
 
     def init_private(self, params: Params) -> Tree:
@@ -39,9 +40,8 @@ class SmallDitto(FedAvg):
 
     pull: float = knob(0.3, "strength of the pull to the shared model", ge=0)
 
-    name = "small-ditto"
+    card = replace(FedAvg.card, name="small-ditto", personal="the private model")
     private = {"model": "the client's own model"}
-    personal = "the private model"
 
     def batching(self) -> Batching:
         return replace(super().batching(), uses=2)
@@ -70,7 +70,7 @@ class SmallDitto(FedAvg):
 class SecretDitto(SmallDitto):
     """A private model, and private numbers that hold the client's own rows: nothing of either may be found outside."""
 
-    name = "secret-ditto"
+    card = replace(SmallDitto.card, name="secret-ditto")
     private = {"model": "the client's own model", "secret": "sums of its rows"}
 
     def init_private(self, params: Params) -> Tree:
@@ -87,8 +87,8 @@ class SecretDitto(SmallDitto):
 class LeakyDitto(SecretDitto):
     """The same, but it sends its secret: declared, so allowed; the positive control of the search for private bytes."""
 
-    name = "leaky-ditto"
-    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "secret": Reveal.EACH}
+    card = replace(SecretDitto.card, name="leaky-ditto")
+    uplink = {"delta": Sent(Reveal.SUM, change="weight"), "weight": Sent(Reveal.SUM), "secret": Sent(Reveal.EACH)}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         new, up = super().client_round(down, private, batches)
@@ -99,8 +99,8 @@ class LeakyDitto(SecretDitto):
 class Median(FedAvg):
     """An EACH field: the server sees every client's change and takes the coordinate-wise median."""
 
-    name = "median"
-    uplink = {"delta": Reveal.EACH, "weight": Reveal.SUM, "size": Reveal.EACH}
+    card = replace(FedAvg.card, name="median")
+    uplink = {"delta": Sent(Reveal.EACH, change="weight"), "weight": Sent(Reveal.SUM), "size": Sent(Reveal.EACH)}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         trained = self.train(down["params"], batches)
@@ -117,7 +117,7 @@ class Median(FedAvg):
 class Offsets(FedAvg):
     """Unicast: the server holds a scale for each of two kinds of clients and sends each client its own."""
 
-    name = "offsets"
+    card = replace(FedAvg.card, name="offsets")
     downlink = {"params": "the global model", "rate": "the client's own rate", "nested": "and a tree of numbers"}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -143,7 +143,7 @@ class Offsets(FedAvg):
 class Motley4(FedAvg):
     """Private leaves of four types and sizes that do not divide each other, returned in another order than begun."""
 
-    name = "four-types"
+    card = replace(FedAvg.card, name="four-types")
     private = {
         "count": "rounds taken part in",
         "sum": "of the targets",
@@ -179,7 +179,7 @@ class Motley4(FedAvg):
 class Bounded(FedAvg):
     """Local training alone is put in FedAvg's place, with a norm in it: each client's own, not that of a stack."""
 
-    name = "bounded"
+    card = replace(FedAvg.card, name="bounded")
 
     def train(self, start: Params, batches: Batches) -> Params:
         change = subtract(super().train(start, batches), start)
@@ -190,7 +190,7 @@ class Bounded(FedAvg):
 class Talkative(FedAvg):
     """Sends a field that it does not declare."""
 
-    name = "talkative"
+    card = replace(FedAvg.card, name="talkative")
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         private, up = super().client_round(down, private, batches)
@@ -201,8 +201,8 @@ class Talkative(FedAvg):
 class Silent(FedAvg):
     """Declares a field that it does not send."""
 
-    name = "silent"
-    uplink = {"delta": Reveal.SUM, "weight": Reveal.SUM, "promised": Reveal.SUM}
+    card = replace(FedAvg.card, name="silent")
+    uplink = {"delta": Sent(Reveal.SUM, change="weight"), "weight": Sent(Reveal.SUM), "promised": Sent(Reveal.SUM)}
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class SolvedFineTune(FineTune):
     solver: Literal["sgd", "exact"] = "exact"
     pulls: tuple[float, ...] = (0.1, 1.0)
     intercepts: tuple[float, ...] = (0.5,)
-    name = "solved-finetune"
+    card = replace(FineTune.card, name="solved-finetune")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class SolvedDitto(Ditto):
     """Ditto with private models fitted to convergence."""
 
     solver: Literal["sgd", "exact"] = "exact"
-    name = "solved-ditto"
+    card = replace(Ditto.card, name="solved-ditto")
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class SolvedMRMTL(MRMTL):
     """MR-MTL with private models fitted to convergence."""
 
     solver: Literal["sgd", "exact"] = "exact"
-    name = "solved-mr-mtl"
+    card = replace(MRMTL.card, name="solved-mr-mtl")
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class SolvedPFedMe(PFedMe):
     """pFedMe with personal models fitted to convergence."""
 
     solver: Literal["sgd", "exact"] = "exact"
-    name = "solved-pfedme"
+    card = replace(PFedMe.card, name="solved-pfedme")
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class FullMixed(Mixed):
 
     covariance: Literal["diagonal", "full"] = "full"
     groups_vary: bool = False
-    name = "full-mixed"
+    card = replace(Mixed.card, name="full-mixed")
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class RobustMixed(Mixed):
     """A mixed model with heavy tails."""
 
     robust: bool = True
-    name = "robust-mixed"
+    card = replace(Mixed.card, name="robust-mixed")
 
 
 SOLVED_METHODS: tuple[type[Method], ...] = (

@@ -13,21 +13,22 @@ import pytest
 import torch
 
 from bespoke.api import run as run_file
-from bespoke.comparison import Comparison
-from bespoke.config import check_aggregator, checked
-from bespoke.engines.engine import Choice
 from bespoke.errors import UserError
-from bespoke.experiments import build
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.experiment.presets import Preset
+from bespoke.experiment.stage import check_aggregator
+from bespoke.federation.engine import Choice
+from bespoke.messages.robust.aggregator import ABOVE, CLIPPED, ZEROED, Aggregator, ZeroAndClip
+from bespoke.messages.transform import Outgoing
 from bespoke.method import Cohort
 from bespoke.methods import METHODS, FedAvg
-from bespoke.presets import Preset
-from bespoke.privacy.transform import Sent
-from bespoke.robust.aggregator import ABOVE, CLIPPED, ZEROED, Aggregator, ZeroAndClip
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import Comparison
 from bespoke.tensors import tree_map
-from bespoke.watcher import Interrupted
 from small_worlds import world
 
 Array = np.ndarray[Any, Any]
@@ -53,15 +54,15 @@ class Published:
         return mean, int(zeroed.sum()), int(clipped.sum())
 
 
-def sent(changes: Array, weights: Array, told: dict[str, float]) -> Sent:
+def sent(changes: Array, weights: Array, told: dict[str, float]) -> Outgoing:
     """Messages of FedAvg, of a model with two leaves: the change times the weight, and the weight."""
     rows = torch.tensor(changes * weights[:, None], dtype=torch.float32)
     delta = {"w": rows[:, 1:].reshape(len(rows), 1, -1), "b": rows[:, 0]}
     up = {"delta": delta, "weight": torch.tensor(weights).float()}
-    return Sent(up, 4 * rows.numel() + 4 * len(rows), np.arange(len(rows), dtype=np.uint64), 0, told)
+    return Outgoing(up, 4 * rows.numel() + 4 * len(rows), np.arange(len(rows), dtype=np.uint64), 0, told)
 
 
-def one_round(ours: ZeroAndClip, message: Sent, state: dict[str, float]) -> tuple[Array, dict[str, float], Any]:
+def one_round(ours: ZeroAndClip, message: Outgoing, state: dict[str, float]) -> tuple[Array, dict[str, float], Any]:
     """(the mean, the estimates of the next round, what the log says)."""
     found = ours.client(message)
     many = len(message.clients)

@@ -12,19 +12,19 @@ import pytest
 from sklearn.linear_model import Ridge
 
 import bespoke
-from bespoke.comparison import past_the_edge
-from bespoke.config import checked
 from bespoke.data.splits import Half
-from bespoke.engines.engine import Choice
-from bespoke.experiments import build, to_toml
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.experiment.choosing import ValidationScores
+from bespoke.experiment.experiment import flat
+from bespoke.federation.engine import Choice
 from bespoke.methods import FineTune
-from bespoke.references import constant, pooled
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.scoring import HALVES, Scoring
-from bespoke.selection import ValidationScores
-from bespoke.stages import flat
-from bespoke.watcher import Interrupted
+from bespoke.runs.evaluation import HALVES, Scoring
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import past_the_edge
+from bespoke.study.references import constant, pooled
 
 LOOP = Choice(False, 1, 0, 1, "autograd", "")
 
@@ -252,9 +252,9 @@ def test_who_chooses_is_what_does_better_on_the_other_half(tmp_path: Path, diffe
 def test_the_model_is_the_better_of_linear_and_a_small_network(
     tmp_path: Path, bent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bespoke.comparison.EXTENSIONS", 0)  # how long networks should train is not asked
-    monkeypatch.setattr("bespoke.experiments.MOST_ROUNDS", 40)
-    monkeypatch.setattr("bespoke.defaults.RATES", (0.1, 0.3))
+    monkeypatch.setattr("bespoke.study.comparison.EXTENSIONS", 0)  # how long networks should train is not asked
+    monkeypatch.setattr("bespoke.experiment.build.MOST_ROUNDS", 40)
+    monkeypatch.setattr("bespoke.study.defaults.RATES", (0.1, 0.3))
     table = panel(clients=26, rows=40, apart=0.0)
     if bent:
         table["y"] = table["a"] ** 2 + table["b"].abs() + 0.1 * np.random.default_rng(1).normal(size=len(table))

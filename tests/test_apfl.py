@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import APFL, FedAvg
-from bespoke.methods.descend import descend
+from bespoke.methods.parts.descend import descend
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from small_worlds import BATCH, world
 

@@ -15,8 +15,8 @@ import pytest
 from pyarrow import parquet
 
 import bespoke as library
-from bespoke.data import arrays
-from bespoke.runfolder import RunFolder
+from bespoke import storage as arrays
+from bespoke.runs.folder import RunFolder
 from command import bespoke, plain_table, refused, write_csv
 
 QUICK = ("--rounds", 1, "--seeds", 1, "--methods", "fedavg,finetune", "--no-tune", "--json")
@@ -98,7 +98,7 @@ def test_options_without_a_table() -> None:
     ("name", "content", "words"),
     [
         ("missing.csv", None, ("no file missing.csv",)),
-        ("folder", "folder", ("folder is a folder",)),
+        ("folder", "folder", ("folder holds no pictures", "texts")),
         ("sheet.xlsx", b"PK", ("'.xlsx'", ".csv", ".parquet")),
         ("empty.csv", b"", ("empty.csv", "Empty")),
         ("empty.parquet", b"", ("empty.parquet", "0 bytes")),
@@ -284,7 +284,7 @@ STAGE = '[[stage]]\nmethod = "fedavg"\nrounds = 1\n'
         (DATA + STAGE + "[transform]\nclip = inf\n", ("transform.clip = inf", "finite")),
         (DATA + "options = {a = 1}\n" + STAGE, ("data.options", "'a'")),
         (DATA + "features = []\n" + STAGE, ("data.features", "empty")),
-        (DATA + "source = 'exam'\n" + STAGE, ("either source or table",)),
+        (DATA + "source = 'exam'\n" + STAGE, ("one of source, table and population",)),
         ("[data]\nsource = 'exam'\nclient = 'x'\n" + STAGE, ("client", "'exam' is a source")),
         ("[data]\nsource = 'exams'\n" + STAGE, ("'exams'", "'exam'")),
         ("[data]\nsource = 'synthetic'\noptions = {client = 3}\n" + STAGE, ("'client'", "'synthetic'", "'clients'")),
@@ -517,8 +517,8 @@ def test_a_full_disk_loses_nothing(finished: Path, monkeypatch: pytest.MonkeyPat
         append(self, log, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr("bespoke.data.arrays.settle", full_settle)
-        patch.setattr("bespoke.runfolder.settle", full_settle)
+        patch.setattr("bespoke.storage.settle", full_settle)
+        patch.setattr("bespoke.runs.folder.settle", full_settle)
         patch.setattr(RunFolder, "append", full_append)
         told = bespoke("run", finished / "exp.toml", "--out", "run", "--json")
     assert told.code == 1
@@ -589,7 +589,7 @@ def test_out_of_memory_is_said(finished: Path, monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: object, **options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("bespoke.rounds.Run.run", refuse)
+    monkeypatch.setattr("bespoke.runs.training.Run.run", refuse)
     told = bespoke("run", finished / "exp.toml", "--out", "run")
     assert told.code == 1
     assert "not enough memory" in told.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bespoke import bayes
+from self_fl import bayes
 
 FLAT = 1e9  # the variance of a prior that says nothing, as far as six digits go
 

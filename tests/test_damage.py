@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.errors import UserError
-from bespoke.rounds import Run
-from bespoke.runfolder import CHECKPOINT, RunFolder
-from bespoke.watcher import Interrupted
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import CHECKPOINT, RunFolder
+from bespoke.runs.training import Run
+from bespoke.storage import open_arrays, write_arrays
 from command import bespoke, refused
 from kills import assert_identical, contents
 from resume_driver import choice, experiment

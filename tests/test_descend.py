@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bespoke.methods.descend import descend
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
+from bespoke.methods.parts.descend import descend
 from bespoke.tensors import Params
 
 
@@ -16,6 +17,15 @@ class Square:
 
     def gradient(self, params: Params, batch: Params) -> Params:
         return dict(params)
+
+    def stepped(self, params: Params, batch: Params, still: bool = False) -> tuple[Params, Params]:
+        return self.gradient(params, batch), {}
+
+    def safe_rate(self, params: Params, batches: Any, lr: float, more: float) -> float:
+        return lr
+
+    def descend(self, params: Params, batches: Any, lr: float, *terms: Any) -> Params | None:
+        return None
 
 
 class Steps:
@@ -38,9 +48,10 @@ TASK: Any = Square()
 ON, OFF = torch.tensor(1.0), torch.tensor(0.0)
 
 
-def after(*live: Any, start: float = 1.0, **knobs: Any) -> float:
+def after(*live: Any, start: float = 1.0, momentum: float = 0.0, weight_decay: float = 0.0, **knobs: Any) -> float:
     steps: Any = Steps(*live)
-    return float(descend(TASK, {"w": torch.tensor([start])}, steps, lr=0.1, **knobs)["w"])
+    optimizer = ClientOptimizer().joined(momentum, weight_decay)
+    return float(descend(TASK, {"w": torch.tensor([start])}, steps, lr=0.1, optimizer=optimizer, **knobs)["w"])
 
 
 def test_plain_steps() -> None:
@@ -106,11 +117,13 @@ def test_a_task_s_own_descent_is_asked_only_for_what_it_can_do() -> None:
     w, drift, anchor = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.7])}, {"w": torch.tensor([3.0])}
     assert float(descend(task, w, steps, lr=0.1)["w"]) == pytest.approx(0.9)  # it declined
     assert asked.pop() == (0.0, None, 0.0)
-    descend(task, w, steps, lr=0.1, weight_decay=0.2, drift=drift)
+    descend(task, w, steps, lr=0.1, optimizer=ClientOptimizer(weight_decay=0.2), drift=drift)
     decay, to, strength = asked.pop()
     assert (decay, float(to["w"]), strength) == pytest.approx((-0.8, -0.7, 1.0))
-    for knobs in ({"momentum": 0.5}, {"drift": drift, "anchor": anchor, "pull": 1.0}, {"only": ("v",)}):
-        descend(task, w, steps, lr=0.1, **knobs)  # type: ignore[arg-type]
+    both = {"drift": drift, "anchor": anchor, "pull": 1.0}
+    for knobs in ({"optimizer": ClientOptimizer("momentum")}, {"lr": lambda step: 0.1}, both, {"only": ("v",)}):
+        knobs = {"lr": 0.1, **knobs}
+        descend(task, w, steps, **knobs)  # type: ignore[arg-type]
     assert not asked
     task.answer = {"w": torch.tensor([42.0])}
     assert float(descend(task, w, steps, lr=0.1, only=("w",))["w"]) == 42.0
@@ -129,6 +142,7 @@ def test_a_task_may_bound_the_rate_by_the_curvature_that_the_terms_add() -> None
     steps: Any = Steps(1.0)
     w = {"w": torch.tensor([1.0])}
     assert float(descend(task, w, steps, lr=0.1)["w"]) == pytest.approx(0.95)
-    descend(task, w, steps, lr=0.1, weight_decay=0.5, anchor={"w": torch.tensor([3.0])}, pull=2.0)
-    descend(task, w, steps, lr=0.1, weight_decay=0.5, pull=2.0)
+    decay = ClientOptimizer(weight_decay=0.5)
+    descend(task, w, steps, lr=0.1, optimizer=decay, anchor={"w": torch.tensor([3.0])}, pull=2.0)
+    descend(task, w, steps, lr=0.1, optimizer=decay, pull=2.0)
     assert asked == [0.0, 2.5, 0.5]

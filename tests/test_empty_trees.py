@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import bespoke
-from bespoke.data.arrays import open_arrays, write_arrays
-from bespoke.deploy.personal import export_personal
-from bespoke.engines.private import PrivateTable
+from bespoke.deploy.export import export_personal
+from bespoke.federation.private_state import PrivateTable
 from bespoke.privacy.noise import with_noise
+from bespoke.storage import open_arrays, write_arrays
 from bespoke.tensors import flatten, unflatten
 
 TREE: dict[str, Any] = {"a": {}, "b": {"c": {}, "d": torch.ones(2)}, "e": torch.zeros(())}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bespoke.cli.endings import KEPT, program
-from bespoke.cli.folders import Stopped
+from bespoke.cli.exit_codes import KEPT, program
+from bespoke.cli.output_folder import Stopped
 from bespoke.errors import UserError
-from bespoke.watcher import Interrupted
+from bespoke.runs.events import Interrupted
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bespoke.comparison import Comparison
-from bespoke.config import check_compare
-from bespoke.entries import Entry
 from bespoke.errors import UserError
+from bespoke.experiment.checks import check_compare
+from bespoke.experiment.variants import Entry
+from bespoke.study.comparison import Comparison
 
 FILE = """
 [data]

@@ -13,16 +13,17 @@ import pandas as pd
 import pytest
 import torch
 
-from bespoke.config import ExperimentConfig, checked
 from bespoke.data.population import Population
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import personal_model
-from bespoke.excerpts import PRIOR, SHORTEST, keeps_texts, typical_words
-from bespoke.experiments import build, to_toml
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.experiment.config import ExperimentConfig
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.reports.html import write_report
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
+from bespoke.report.page import write_report
+from bespoke.runs.excerpts import PRIOR, SHORTEST, keeps_texts, typical_words
+from bespoke.runs.finished import personal_model
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 
 HOSTILE, GROUP = "<i>ann</i>", "<b>tea</b>"
 MODEL = {"name": "lstm", "embedding": 4, "hidden": 6, "layers": 1}

@@ -12,17 +12,21 @@ import pytest
 import torch
 
 from bespoke.api import run as run_experiment
-from bespoke.config import ExperimentConfig, read_config
-from bespoke.data.arrays import open_arrays
 from bespoke.data.population import Population
+from bespoke.deploy.export import client_folder, export_personal, load_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import client_folder, export_personal, load_personal, personal_model
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population, prepare
-from bespoke.forgotten import is_forgotten
+from bespoke.experiment.build import build
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.experiment import Experiment
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.prepare import prepare
+from bespoke.experiment.reading import read_config
 from bespoke.methods import METHODS
-from bespoke.runfolder import RunFolder, read_checkpoint
-from bespoke.stages import Experiment
+from bespoke.runs.finished import personal_model
+from bespoke.runs.folder import RunFolder, read_checkpoint
+from bespoke.runs.forgotten import is_forgotten
+from bespoke.storage import open_arrays
 from small_methods import SmallDitto
 
 CLIENTS = ("north", "south", "east", "über / 4", "tiny")
@@ -32,7 +36,7 @@ ROWS = (20, 14, 9, 12, 1)
 @pytest.fixture(autouse=True)
 def stateful_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library's own list of methods has to have one with private state."""
-    monkeypatch.setitem(METHODS, "small-ditto", SmallDitto)
+    monkeypatch.setattr(METHODS, "built_in", {**METHODS.built_in, "small-ditto": SmallDitto})
 
 
 def write_table(path: Path, classes: bool = False) -> None:

@@ -19,34 +19,36 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
-from bespoke.described import describe
-from bespoke.engines.batches import Orders, Sliced
-from bespoke.engines.engine import Choice
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.method import Batching, Cohort, Reveal, Setting
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.batches import Orders, SlicedBatches
+from bespoke.federation.engine import Choice
+from bespoke.method import Batching, Cohort, Setting
 from bespoke.methods import FedAvg, FedEmbed
-from bespoke.methods.assignment import SelfOrganizingMap, liked_kind, nearest, triplet_step
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.assignment import SelfOrganizingMap, liked_kind, nearest, triplet_step
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.models.conditioned import Conditioned, diagonal_channel
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, MLP, Linear
 from bespoke.models.task import Classification, Regression
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.described import describe
 from bespoke.tensors import Params, Tree
 
 TASK = Regression(MLP(1, 1, (1,)), kinds=2)
 Q = 1 / (1 + math.exp(2))
 
 
-def rows(x: list[float], y: list[float], kind: list[int], batching: Batching, key: int = 1) -> Sliced:
+def rows(x: list[float], y: list[float], kind: list[int], batching: Batching, key: int = 1) -> SlicedBatches:
     columns: dict[str, Any] = {"x": torch.tensor(x)[:, None], "y": torch.tensor(y), "kind": torch.tensor(kind)}
     population = Population.build(columns, np.repeat(["a"], len(x)))
     return Orders.draw(everything(population), np.array([0]), batching, key).sliced(0)
 
 
-def one_row(made: FedEmbed, epochs: int = 1) -> Sliced:
+def one_row(made: FedEmbed, epochs: int = 1) -> SlicedBatches:
     return rows([1.0], [1.0], [0], Batching(made.batch_size, epochs))
 
 
@@ -215,7 +217,7 @@ def test_a_newcomer_makes_its_embedding_while_the_model_is_held() -> None:
 def test_adam_moves_by_its_rate_in_the_first_step_by_hand() -> None:
     """The first step of Adam is the rate times the sign of the slope, whatever its size: 0.1 for what is shared, 0.01
     for the embedding. Zeros for the heads of others stay zeros. First moments of the embedding: 0.1 * 13 = 1.3."""
-    method = made("type", kinds=0.0, optimizer="adam")
+    method = made("type", kinds=0.0, optimizer=ClientOptimizer("adam"))
     private, up = method.client_round({"params": server_of(method)}, known(method), one_row(method))
     close(up["delta"]["features.1.weight"], [[-0.1, -0.1]])
     close(up["delta"]["heads.weight"], [[[-0.1, -0.1]], [[0.0, 0.0]]])
@@ -231,7 +233,7 @@ def test_adam_moves_by_its_rate_in_the_first_step_by_hand() -> None:
 def test_adam_goes_on_with_the_moments_of_what_is_private(assignment: str) -> None:
     """Three rounds against the same server are three steps of torch.optim.Adam for the embedding and a head of one's
     own, while the encoder is where the server has it at the start of each."""
-    method = made(assignment, kinds=0.0, optimizer="adam")
+    method = made(assignment, kinds=0.0, optimizer=ClientOptimizer("adam"))
     down, private = {"params": server_of(method)}, known(method)
     own = torch.tensor([1.0], requires_grad=True)
     head = [torch.tensor([[1.0, 1.0]], requires_grad=True), torch.zeros(1, requires_grad=True)]
@@ -256,7 +258,8 @@ def test_adam_goes_on_with_the_moments_of_what_is_private(assignment: str) -> No
 
 
 def test_moments_are_private_and_only_adam_has_them() -> None:
-    assert describe(made("personal", optimizer="adam"))["private"].keys() == {"embedding", "rounds", "head", "moments"}
+    own = made("personal", optimizer=ClientOptimizer("adam"))
+    assert describe(own)["private"].keys() == {"embedding", "rounds", "head", "moments"}
     assert "moments" not in made("type").init_private(TASK.init(0))
 
 
@@ -343,9 +346,10 @@ def test_nearest_takes_the_first_of_equals() -> None:
 def test_what_leaves_is_declared() -> None:
     sums = {"delta": Reveal.SUM, "weight": Reveal.SUM}
     for assignment in ("prototype", "type", "personal", "none"):
-        assert made(assignment).uplink == sums
-    assert made("som").uplink == {**sums, "pull": Reveal.EACH, "similarity": Reveal.EACH, "overlap": Reveal.SUM}
-    private = made("som", som=SelfOrganizingMap(update="sums")).uplink
+        assert reveals(made(assignment).uplink) == sums
+    seen = {"pull": Reveal.EACH, "similarity": Reveal.EACH, "overlap": Reveal.SUM}
+    assert reveals(made("som").uplink) == {**sums, **seen}
+    private = reveals(made("som", som=SelfOrganizingMap(update="sums")).uplink)
     assert set(private.values()) == {Reveal.SUM}
     assert describe(made("personal"))["private"].keys() == {"embedding", "rounds", "head"}
 

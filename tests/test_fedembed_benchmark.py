@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bespoke.config import read_toml
 from bespoke.errors import UserError
+from bespoke.experiment.reading import read_toml
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -13,17 +13,17 @@ import torch
 
 from bespoke import load_personal
 from bespoke.api import run as run_experiment
-from bespoke.data.arrays import open_arrays
+from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import export_personal
-from bespoke.engines.engine import Choice
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice
 from bespoke.method import Cohort
 from bespoke.methods import FedPC, SharedPrefix
-from bespoke.methods.local_adam import adam_start, adam_step
-from bespoke.methods.server_optimizer import ServerOptimizer
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.methods.parts.client_optimizer import adam_start, adam_step
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.storage import open_arrays
 from bespoke.tensors import flatten
 from kills import assert_identical, contents
 from small_language import CONTEXTS, WIDTH, prefix_world, tiny_model
@@ -31,18 +31,19 @@ from small_language import CONTEXTS, WIDTH, prefix_world, tiny_model
 HOW = Choice(True, 64, 0, 1, "func", "")
 
 
-def test_local_adam_is_that_of_torch() -> None:
+@pytest.mark.parametrize("eps", [1e-8, 0.1])
+def test_local_adam_is_that_of_torch(eps: float) -> None:
     generator = torch.Generator().manual_seed(0)
     start, slopes = torch.randn(4, generator=generator), torch.randn(6, 4, generator=generator)
     theirs = start.clone().requires_grad_()
-    optimizer = torch.optim.Adam([theirs], lr=0.01)
+    optimizer = torch.optim.Adam([theirs], lr=0.01, eps=eps)
     ours: dict[str, Any] = {"p": start}
     state = adam_start(ours)
     for slope in slopes:
         theirs.grad = slope.clone()
         optimizer.step()
-        ours, state = adam_step(state, ours, {"p": slope}, 0.01, 1.0)
-        still, same = adam_step(state, ours, {"p": slope}, 0.01, 0.0)  # a step that only pads
+        ours, state = adam_step(state, ours, {"p": slope}, 0.01, 1.0, eps)
+        still, same = adam_step(state, ours, {"p": slope}, 0.01, 0.0, eps)  # a step that only pads
         assert torch.equal(still["p"], ours["p"])
         assert all(torch.equal(a, b) for a, b in zip(flatten(same).values(), flatten(state).values()))
     torch.testing.assert_close(ours["p"], theirs.detach())

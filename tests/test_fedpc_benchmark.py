@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 from benchmarks.fedpc import claims, page, parts, readings  # noqa: E402
 
-from bespoke.metrics.significance import Interval  # noqa: E402
+from bespoke.statistics.significance import Interval  # noqa: E402
 
 USERS = ["Arya", "Bran", "Ross"]
 
@@ -165,7 +165,7 @@ def test_parts_take_the_rates_that_were_chosen(tmp_path: Path) -> None:
 def test_frozen_is_fedpc_without_tuning(tmp_path: Path) -> None:
     """One training serves both: embeddings as a run of fedpc has left them score as those of fedpc-frozen do."""
     pytest.importorskip("transformers")
-    from bespoke.comparison import Comparison
+    from bespoke.study.comparison import Comparison
     from small_language import tiny_model
 
     rows = [(f"u{n % 4}", f"c{n % 2}", " ".join(f"w{(n * k) % 50}" for k in range(1, 7))) for n in range(40)]

@@ -15,17 +15,17 @@ from torch.nn import functional as F
 
 from bespoke import load_personal
 from bespoke.api import run as run_experiment
+from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import export_personal
-from bespoke.engines.choosing import COPIES, TRAINED, choose
-from bespoke.engines.engine import Choice
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.choice import COPIES, TRAINED, choose
+from bespoke.federation.engine import Choice
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedPCGenerated
-from bespoke.methods.generator import Reads, generated, generator_start, nothing_read, read
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.methods.parts.generator import Reads, generated, generator_start, nothing_read, read
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import Params, Tree, add_scaled, count, flatten, norm, unflatten
 from command import bespoke
 from kills import assert_identical, contents

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from bespoke import load_personal, pretrained
 from bespoke.api import run as run_experiment
 from bespoke.data.splits import everything
+from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import export_personal
-from bespoke.engines.batches import Orders
-from bespoke.engines.choosing import choose
-from bespoke.engines.host import ClientWork
+from bespoke.federation.batches import Orders
+from bespoke.federation.choice import choose
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedPCMeta, FedPCSplit
 from bespoke.models import frozen
 from bespoke.models.head import HeadLM
@@ -191,7 +191,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_an_exported_head_predicts_and_can_be_forgotten(finished: Path) -> None:
     written = export_personal(finished, "carl")
     model = load_personal(written["folder"])
-    split = written["candidate"] == "tuned" and model.method.name == "fedpc-split"
+    split = written["candidate"] == "tuned" and model.method.card.name == "fedpc-split"
     assert written["parameters"] == (2 if split else 1) * VOCABULARY * WIDTH
     x = torch.tensor([[1, 5, 9]])
     hidden = MODEL(tiny_model()).base_model(x).last_hidden_state

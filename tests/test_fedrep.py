@@ -14,7 +14,7 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders, Sliced
+from bespoke.federation.batches import Orders, SlicedBatches
 from bespoke.method import Batching, Cohort, Setting
 from bespoke.methods import FedRep
 from bespoke.models.networks import MLP
@@ -25,7 +25,7 @@ BODY = {"features.1.weight": torch.tensor([[2.0]]), "features.1.bias": torch.zer
 HEAD = {"head.weight": torch.tensor([[1.0]]), "head.bias": torch.zeros(1)}
 
 
-def batches(method: FedRep, support: bool = False, rows: int = 1) -> Sliced:
+def batches(method: FedRep, support: bool = False, rows: int = 1) -> SlicedBatches:
     columns: dict[str, Any] = {"x": torch.arange(1.0, rows + 1)[:, None], "y": torch.arange(1.0, rows + 1)}
     population = Population.build(columns, np.repeat(["a"], rows))
     batching = method.support_batching() if support else method.batching()
@@ -130,7 +130,7 @@ def test_the_body_is_asked_once_for_each_batch() -> None:
     given = batches(method, rows=5).part(0, 5)
     found = method.fit(BODY, HEAD, given)
     assert len(asked) == 3
-    from bespoke.methods.descend import descend
+    from bespoke.methods.parts.descend import descend
 
     expected = descend(TASK, {**BODY, **HEAD}, given, lr=0.01, only=("head.",))
     for name in HEAD:

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import torch
 
-from bespoke.config import checked
-from bespoke.experiments import build
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
 from bespoke.methods import FineTune
 from bespoke.models.networks import MLP
 from bespoke.models.task import Regression
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from by_hand import TASK, batches_of, numbers
 
 

@@ -21,13 +21,14 @@ from safetensors import safe_open
 
 from bespoke import forget, tune
 from bespoke.api import run as run_experiment
-from bespoke.comparison import Comparison
+from bespoke.declarations import Card
 from bespoke.deploy import scrub
-from bespoke.deploy.personal import client_folder, export_personal
+from bespoke.deploy.export import client_folder, export_personal
 from bespoke.errors import UserError
 from bespoke.methods import METHODS
-from bespoke.metrics.summary import summarize
-from bespoke.reports.html import write_report
+from bespoke.report.page import write_report
+from bespoke.report.report import summarize
+from bespoke.study.comparison import Comparison
 from bespoke.tensors import tree_map
 from command import bespoke, plain_table, write_csv
 from small_methods import SmallDitto
@@ -257,7 +258,7 @@ def test_a_killed_forgetting_is_finished_by_the_same_command(
 class Broken(SmallDitto):
     """The client with thirteen training rows sends nothing finite."""
 
-    name = "broken"
+    card = Card("broken")
 
     def client_round(self, down: Any, private: Any, batches: Any) -> Any:
         private, sent = super().client_round(down, private, batches)
@@ -267,7 +268,7 @@ class Broken(SmallDitto):
 
 def test_logs_and_checkpoints_name_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unfinished run in whose logs and checkpoints the client is named goes on without it."""
-    monkeypatch.setitem(METHODS, "broken", Broken)
+    monkeypatch.setattr(METHODS, "built_in", {**METHODS.built_in, "broken": Broken})
     rows = plain_table(5, 12)
     more = plain_table(1, 26).assign(client=WHO)
     path = write_csv(tmp_path / "t.csv", pd.concat([rows, more]))

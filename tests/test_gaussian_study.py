@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.engines.batches import Sliced
+from bespoke.federation.batches import SlicedBatches
 from bespoke.method import Batching, Cohort, Method, Setting
 from bespoke.methods import METHODS
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 from bespoke.tensors import stack, tree_map
@@ -34,12 +34,12 @@ def at(value: float) -> dict[str, torch.Tensor]:
     return {"weight": torch.zeros(1, 1, dtype=torch.float64), "bias": torch.tensor([value], dtype=torch.float64)}
 
 
-def looks(z: float, rows: int, batching: Batching) -> Sliced:
+def looks(z: float, rows: int, batching: Batching) -> SlicedBatches:
     """A client whose rows all lie in one batch, which every step goes over."""
     y = torch.full((1, rows), z, dtype=torch.float64)
     exact = {"x": torch.zeros(1, rows, 1, dtype=torch.float64), "y": y, "mask": torch.ones_like(y)}
     examples = torch.tensor(float(rows), dtype=torch.float64)
-    return Sliced(exact, rows, batching.epochs, examples, 1, most=batching.steps or None)
+    return SlicedBatches(exact, rows, batching.epochs, examples, 1, most=batching.steps or None)
 
 
 def real(made: Method) -> tuple[float, list[float]]:

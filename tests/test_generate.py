@@ -14,14 +14,14 @@ import torch
 
 import bespoke as library
 from bespoke import pretrained
-from bespoke.config import checked
+from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import export_personal
 from bespoke.errors import UserError
-from bespoke.experiments import to_toml
+from bespoke.experiment.build import to_toml
+from bespoke.experiment.checks import checked
 from bespoke.generation.generate import Drawing, Line, finished, write
 from bespoke.generation.voices import Voice, Voices
-from bespoke.runfolder import RunFolder
+from bespoke.runs.folder import RunFolder
 from command import bespoke, refused
 from small_language import WIDTH, tiny_model
 from test_fedpc import settings
@@ -208,7 +208,7 @@ def test_who_was_forgotten_does_not_speak(folder: Path) -> None:
 
 def test_a_comparison_folder_names_its_methods(folder: Path, tmp_path: Path) -> None:
     base = {name: value for name, value in settings(tmp_path).items() if name != "stage"}
-    from bespoke.comparison import Comparison
+    from bespoke.study.comparison import Comparison
 
     Comparison(base, tmp_path / "compared", ("fedpc-frozen", "shared-prefix"), (0,), 1, False, jobs=1).run()
     refused(bespoke("generate", tmp_path / "compared", "w1"), "choose with --method", "fedpc-frozen")

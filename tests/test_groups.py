@@ -13,27 +13,28 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
 
-from bespoke.comparison import GROUP_METHODS, Comparison, default_methods
-from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_device, cross_silo
-from bespoke.deploy.personal import personal_model
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.experiments import build
-from bespoke.method import Cohort, Reveal, Setting
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.cohorts import Sampler
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
+from bespoke.method import Cohort, Setting
 from bespoke.methods import ClusteredFL, FeatureGroups, FedAvg, FineTune, GroupFL, GroupPerFL
 from bespoke.methods.clustered_fl import cosines, divided
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.sampling import Sampler
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.events import Interrupted
+from bespoke.runs.finished import personal_model
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import GROUP_METHODS, Comparison, default_methods
 from bespoke.tensors import nbytes, take
-from bespoke.watcher import Interrupted
 
 LINE = Regression(Linear(1))
 LOOP = Choice(False, 1, 0, 1, "autograd", "")
@@ -180,7 +181,7 @@ def test_the_log_says_how_few_stand_behind_a_sum(tmp_path: Path) -> None:
     rounds = [line for line in folder.read_log("rounds.jsonl") if line["round"]]
     assert [line["observed"] for line in rounds] == [{"groups": 2, "smallest_group": 4}] * 2
     assert [line["clients"] for line in rounds] == [8, 8]
-    assert GroupFL(LINE).uplink == {"delta": Reveal.SUM, "weight": Reveal.SUM}
+    assert reveals(GroupFL(LINE).uplink) == {"delta": Reveal.SUM, "weight": Reveal.SUM}
 
 
 # -- the four ways -----------------------------------------------------------------------------------------------------
@@ -427,7 +428,7 @@ def test_groups_are_found_in_updates_and_in_features(tmp_path: Path) -> None:
 
 
 def test_what_finding_groups_reveals() -> None:
-    assert set(ClusteredFL(LINE).uplink.values()) == {Reveal.EACH}
-    assert FeatureGroups(LINE).uplink == {"features": Reveal.EACH}
-    assert ClusteredFL.everyone
-    assert FeatureGroups.everyone
+    assert set(reveals(ClusteredFL(LINE).uplink).values()) == {Reveal.EACH}
+    assert reveals(FeatureGroups(LINE).uplink) == {"features": Reveal.EACH}
+    assert ClusteredFL.needs.everyone
+    assert FeatureGroups.needs.everyone

@@ -13,20 +13,21 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.experiments import check_stages_fit
-from bespoke.method import Cohort, Reveal, Setting
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.experiment.fits import check_stages_fit
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
+from bespoke.method import Cohort, Setting
 from bespoke.methods import Ensemble, FedAvg, FineTune, HypCluster
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.models.networks import MLP, Linear
 from bespoke.models.task import Classification, Regression
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import flatten, nbytes, stack, take, tree_map
-from bespoke.watcher import Interrupted
 from by_hand import batches_of
 
 LINE = Regression(Linear(1))
@@ -192,8 +193,8 @@ def test_both_uploads_give_the_same_server(share: Any, weighting: Any, choice: C
 def test_what_travels_depends_on_the_upload(two_lines: Population) -> None:
     """Four floats a line and a cluster's weight and count, or one line with its weight and an index."""
     sums, index = HypCluster(LINE, k=3), HypCluster(LINE, k=3, upload="index")
-    assert set(sums.uplink.values()) == {Reveal.SUM}
-    assert set(index.uplink.values()) == {Reveal.EACH}
+    assert set(reveals(sums.uplink).values()) == {Reveal.SUM}
+    assert set(reveals(index.uplink).values()) == {Reveal.EACH}
     split = cross_silo(two_lines, (0.6, 0.2, 0.2), seed=1)
     server = sums.init_server(LINE.init(0))
     for made, up in ((sums, 3 * 2 * 4 + 3 * 4 + 3 * 4), (index, 2 * 4 + 4 + 4)):
@@ -329,8 +330,8 @@ def test_a_collapse_is_overcome(two_lines: Population, tmp_path: Path, upload: A
 def test_reseeding_sends_one_sum_more_and_nothing_without_it(two_lines: Population) -> None:
     plain, made = HypCluster(LINE, k=3), HypCluster(LINE, k=3, reseed=5)
     assert set(made.uplink) - set(plain.uplink) == {"loss"}
-    assert made.uplink["loss"] is Reveal.SUM
-    assert replace(made, upload="index").uplink["loss"] is Reveal.SUM
+    assert made.uplink["loss"].reveal is Reveal.SUM
+    assert replace(made, upload="index").uplink["loss"].reveal is Reveal.SUM
     assert "vacant" not in plain.broadcast(plain.init_server(LINE.init(0)))
     assert set(plain.init_server(LINE.init(0))) == {"params", "common", "optimizer", "count"}
 
@@ -396,7 +397,8 @@ def test_stages_that_do_not_fit_are_refused() -> None:
         (Ensemble(NETWORK), HypCluster(NETWORK, share="body")),
     ]
     for before, after in refused:
-        with pytest.raises(UserError, match=f"stage 1: {after.name} starts from .*{before.name} before it hands on"):
+        said = f"stage 1: {after.card.name} starts from .*{before.card.name} before it hands on"
+        with pytest.raises(UserError, match=said):
             check_stages_fit((before, after))
 
 
@@ -471,8 +473,8 @@ def test_models_of_an_ensemble_are_fedavg_on_orders_of_their_own(two_lines: Popu
 # -- choosing ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [HypCluster, Ensemble])
 def test_who_chooses_on_what(kind: type[Ensemble]) -> None:
-    assert kind(LINE).choose == "support"
-    assert kind(LINE, select="validation").choose == "client"
+    assert kind(LINE).choosing.by == "support"
+    assert kind(LINE, select="validation").choosing.by == "client"
 
 
 @pytest.mark.parametrize("select", ["train", "validation"])

@@ -14,39 +14,31 @@ import bespoke
 PACKAGE = Path(bespoke.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# what may not be imported by whom: method <- methods, engines, privacy <- stages <- scoring <- rounds <- cli
-RUNS = ("stages", "scoring", "results", "rounds")
-FORBIDDEN = {
-    "tensors.py": ("bespoke",),
-    "randomness.py": ("bespoke",),
-    "errors.py": ("bespoke",),
-    "methods": ("engines", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "models": ("engines", "methods", *RUNS, "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
-    "data": ("engines", "methods", *RUNS, "runfolder", "cli", "comparison", "deploy", "reports", "metrics"),
-    "engines": ("methods", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "privacy": ("methods", *RUNS, "runfolder", "cli", "config", "comparison", "deploy", "reports", "metrics"),
-    "sampling.py": ("engines", "methods", *RUNS, "cli"),
-    "selection.py": ("engines", "methods", *RUNS, "cli"),
-    "runfolder.py": ("engines", "methods", *RUNS, "cli"),
-    "watcher.py": ("bespoke",),
-    "stages.py": ("methods", "scoring", "results", "rounds", "runfolder", "cli", "config", "jobs", "deploy", "reports"),
-    "scoring.py": ("methods", "results", "rounds", "runfolder", "cli", "config", "jobs", "deploy", "reports"),
-    "results.py": ("methods", "engines", "rounds", "cli", "config", "jobs", "deploy", "reports"),
-    "rounds.py": ("methods", "cli", "config", "jobs", "comparison", "tuning", "deploy", "reports"),
-    "jobs.py": ("cli", "comparison", "tuning", "deploy", "reports"),
-    "reports": ("engines", "methods", *RUNS, "cli"),  # they read run folders, never memory
-    "metrics": ("engines", "methods", *RUNS, "cli", "reports"),
-}
+# A module imports from lower layers and from its own package alone. docs/architecture.md shows the same list.
+LAYERS = (
+    ("errors", "randomness", "tensors", "terminal", "helper_thread"),
+    ("declarations", "devices", "task", "digests", "records", "storage", "pretrained", "imported"),
+    ("method", "registry"),
+    ("data", "methods", "callbacks"),
+    ("models", "messages", "statistics"),
+    ("federation",),
+    ("privacy", "report"),
+    ("experiment",),
+    ("runs",),
+    ("study", "analysis", "generation", "rescoring"),
+    ("deploy", "testing"),
+    ("api", "doors"),
+    ("studio",),
+    ("cli",),
+    ("__main__",),
+)
+HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 
 
 def imports(path: Path) -> set[str]:
-    """Every module imported anywhere in a file, inside functions too; what only types need does not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = []
+    """Every module imported anywhere in a file, inside functions and for types too."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -55,27 +47,50 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("place", FORBIDDEN)
-def test_imports_point_one_way(place: str) -> None:
-    paths = [path for path in MODULES if str(path.relative_to(PACKAGE)).split("/")[0] == place]
-    assert paths
-    for path in paths:
-        for name in imports(path):
-            for forbidden in FORBIDDEN[place]:
-                target = forbidden if forbidden == "bespoke" else f"bespoke.{forbidden}"
-                assert not f"{name}.".startswith(f"{target}."), f"{path} imports {name}"
+def place(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {place(path) for path in MODULES} - {"__init__"} == set(HEIGHT)
+
+
+@pytest.mark.parametrize("name", sorted(HEIGHT))
+def test_imports_point_to_lower_layers(name: str) -> None:
+    for path in MODULES:
+        if place(path) != name:
+            continue
+        for imported in imports(path):
+            parts = imported.split(".")
+            target = parts[1] if parts[0] == "bespoke" and len(parts) > 1 else name
+            if target != name and target in HEIGHT:  # else a name of bespoke itself, such as __version__
+                assert HEIGHT[target] < HEIGHT[name], f"{path} imports {imported}"
+
+
+def test_no_engine_names_a_method() -> None:
+    for package in ("federation", "messages", "privacy", "data", "models"):
+        for path in (PACKAGE / package).rglob("*.py"):
+            assert not [name for name in imports(path) if f"{name}.".startswith("bespoke.methods.")], path
+
+
+def test_the_architecture_page_shows_the_layers() -> None:
+    page = (PACKAGE.parents[1] / "docs/architecture.md").read_text(encoding="utf-8")
+    assert "\n".join(" ".join(layer) for layer in reversed(LAYERS[:-1])) in page
 
 
 def test_a_method_is_read_with_the_contract_alone() -> None:
-    """method.py needs torch, the standard library and tensors; a method's own file adds the other methods."""
-    standard = sys.stdlib_module_names
-    for name in imports(PACKAGE / "method.py"):
-        top = name.split(".")[0]
-        assert top in standard or top == "torch" or name.startswith("bespoke.tensors"), name
-    for path in (PACKAGE / "methods").glob("*.py"):
+    """The contract needs torch, the standard library and tensors; a method's own file adds the other methods."""
+    standard, contract = sys.stdlib_module_names, ("bespoke.declarations", "bespoke.task", "bespoke.method")
+    for page in ("method.py", "declarations.py", "task.py"):
+        for name in imports(PACKAGE / page):
+            top = name.split(".")[0]
+            assert top in standard or top == "torch" or name.startswith(("bespoke.tensors", *contract)), name
+    # two lists that others share
+    files = {PACKAGE / "methods/__init__.py", PACKAGE / "methods/parts/server_optimizer.py"}
+    for path in {*(PACKAGE / "methods").rglob("*.py")} - files:
         for name in imports(path):
             if name.startswith("bespoke"):
-                assert name.startswith(("bespoke.method", "bespoke.methods", "bespoke.tensors")), f"{path}: {name}"
+                assert name.startswith((*contract, "bespoke.methods", "bespoke.tensors")), f"{path}: {name}"
 
 
 def test_the_contract_is_short() -> None:
@@ -93,7 +108,7 @@ HEAVY = ("torch", "pandas", "pyarrow", "sklearn", "scipy", "numba", "plotly", "m
         "import sys; sys.argv = ['bespoke', '--help']\n"
         "from bespoke.cli import main\n"
         "try: main()\nexcept SystemExit as done: assert not done.code",
-        "import bespoke.data.sources as s; s.SOURCES",
+        "import bespoke.data.sources.registry as s; s.SOURCES",
     ],
     ids=["import", "names", "help", "sources"],
 )

@@ -16,12 +16,12 @@ from scipy.special import softmax
 from bespoke import load_personal, pretrained
 from bespoke.api import run as run_experiment
 from bespoke.data.splits import everything
-from bespoke.deploy.personal import export_personal
-from bespoke.engines.batches import Orders
-from bespoke.engines.choosing import choose
-from bespoke.engines.host import ClientWork
+from bespoke.deploy.export import export_personal
+from bespoke.federation.batches import Orders
+from bespoke.federation.choice import choose
+from bespoke.federation.work import ClientWork
 from bespoke.methods import KNNPer
-from bespoke.models.token_loss import head_words
+from bespoke.models.fast.token_loss import head_words
 from bespoke.tensors import Params
 from small_language import CONTEXTS, VOCABULARY, WIDTH, prefix_world, tiny_model
 from test_fedpc import settings
@@ -66,7 +66,7 @@ def test_scores_are_those_of_distances_by_another_library() -> None:
 
 
 def test_words_and_the_likeliest_are_those_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespoke.models.token_loss.HELD", 3 * 7)  # three items at a time
+    monkeypatch.setattr("bespoke.models.fast.token_loss.HELD", 3 * 7)  # three items at a time
     generator = torch.Generator().manual_seed(0)
     features, head, bias = (torch.randn(n, generator=generator) for n in ((8, 5), (7, 5), (7,)))
     words = torch.randint(7, (8, 3), generator=generator)

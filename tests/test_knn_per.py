@@ -12,18 +12,18 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
 from bespoke import api
-from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
-from bespoke.engines.batches import Orders
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
-from bespoke.experiments import build
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.choosing import ValidationScores, choose
+from bespoke.federation.batches import Orders
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import KNNPer, knn_per
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM, MLP, Linear
 from bespoke.models.task import BaseTask, Classification, Regression
-from bespoke.selection import ValidationScores, choose
 from bespoke.tensors import Params, Tree
 
 WEIGHTS: dict[str, Any] = {
@@ -121,8 +121,8 @@ def test_the_shared_model_comes_first_to_the_bit() -> None:
     mine = {**rows_of(5, 3), "y": torch.zeros(5, dtype=torch.int64)}
     made = KNNPer(task, mix=(0.5, 1.0))
     assert made.candidates() == ("mix 0", "mix 0.5", "mix 1")
-    assert not made.keep_shared  # it was not among the mixes asked for
-    assert KNNPer(task).keep_shared
+    assert not made.choosing.keep_shared  # it was not among the mixes asked for
+    assert KNNPer(task).choosing.keep_shared
     models = models_of(made, params, mine)
     assert torch.equal(made.predict(models[0], query), task.predict(params, query).log_softmax(-1))
     assert task.score(made.predict(models[2], query), query)["loss"].isfinite()

@@ -14,16 +14,16 @@ import torch
 from scipy.optimize import lsq_linear, minimize
 
 import bespoke
-from bespoke.bayes import three_levels
 from bespoke.data.population import Population
 from bespoke.data.splits import Support, everything
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.method import Setting
 from bespoke.methods import Mixed
-from bespoke.methods.mixed_posterior import scored
+from bespoke.methods.parts.mixed_posterior import scored
 from bespoke.models.networks import Linear
 from bespoke.models.task import Classification, Regression
+from self_fl.bayes import three_levels
 
 ENGINE = Choice(True, 64, 0, 1, "closed-form", "")
 TASK = Regression(Linear(2))
@@ -107,7 +107,7 @@ def test_one_round_of_each_clients_statistics_gives_what_rounds_of_sums_give() -
 
 
 def test_three_levels_by_the_closed_form() -> None:
-    """With known variances and intercepts alone, a client's posterior is that of bespoke.bayes."""
+    """With known variances and intercepts alone, a client's posterior is that of benchmarks/self_fl/bayes.py."""
     rng = np.random.default_rng(0)
     sizes, groups = rng.integers(2, 9, 12), np.repeat([1, 2, 3], 4)
     y = (rng.normal(size=sizes.sum()) + np.repeat(rng.normal(size=12) + groups, sizes)).astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bespoke.metrics.summary import read, summarize_study
+from bespoke.report.report import read, summarize_study
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = 30
@@ -34,8 +34,8 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def folders() -> Any:
-    """The fake run folders of tests/metrics."""
-    spec = importlib.util.spec_from_file_location("fake_folders", ROOT / "tests" / "metrics" / "conftest.py")
+    """The fake run folders of tests/statistics."""
+    spec = importlib.util.spec_from_file_location("fake_folders", ROOT / "tests" / "statistics" / "conftest.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -213,7 +213,9 @@ def test_who_has_converged(claims: Any, folders: Any, tmp_path: Path) -> None:
     cells = converged.column(folder)
     assert cells["fedavg"] == "10.0 %, not converged"
     assert cells["finetune"] == "0 %"
-    assert converged.sentence({"A": "0.2 %", "B": "–"}).endswith("means little. A 0.2 %.")
+    assert converged.sentence({"A": "0.2 %", "B": "–"}).endswith("too long. A 0.2 %.")
+    assert converged.cell(-0.05) == "no, past its best by 5.0 %"
+    assert converged.cell(-0.01) == "−1.0 %"
     assert converged.sentence({"B": "–"}).startswith("No validation curve")
     assert converged.column(tmp_path / "nothing") == {}
 

@@ -48,7 +48,7 @@ def test_the_batches_of_a_step_are_drawn_apart(variant: Any, draws: int) -> None
     seen: list[list[list[float]]] = []
 
     class Watched(PerFedAvg):
-        def meta_step(self, params: Params, drawn: list[Any]) -> Params:
+        def meta_step(self, params: Params, drawn: list[Any], lr: Any) -> Params:
             seen.append([batch[0]["x"].flatten().tolist() for batch in drawn])
             return params
 

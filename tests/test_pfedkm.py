@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bespoke.method import Cohort, Reveal, Setting
+from bespoke.declarations import Reveal, reveals
+from bespoke.method import Cohort, Setting
 from bespoke.methods import PFedKM
 from bespoke.methods.pfedkm import kmeans
 from bespoke.models.networks import MLP
@@ -108,8 +109,9 @@ def test_a_client_that_comes_for_the_first_time_begins_with_the_mean_head() -> N
 
 
 def test_what_the_server_sees() -> None:
-    assert set(PFedKM(TASK).uplink.values()) == {Reveal.EACH}
-    assert PFedKM(TASK, over="head").uplink == {"delta": Reveal.SUM, "head": Reveal.EACH, "weight": Reveal.EACH}
+    assert set(reveals(PFedKM(TASK).uplink).values()) == {Reveal.EACH}
+    by_head = reveals(PFedKM(TASK, over="head").uplink)
+    assert by_head == {"delta": Reveal.SUM, "head": Reveal.EACH, "weight": Reveal.EACH}
 
 
 def test_kmeans_is_scikit_learns() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bespoke.methods import PFedMe
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 
 

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.data import arrays
+from bespoke import storage as arrays
 from bespoke.data.population import Names, Population
+from bespoke.data.sources.synthetic import write_large
 from bespoke.data.splits import everything
-from bespoke.data.synthetic import write_large
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
+from bespoke.federation.cohorts import Sampler
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.sampling import Sampler
 
 
 def small() -> Population:

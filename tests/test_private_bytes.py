@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.data.arrays import open_arrays
-from bespoke.engines import engine as engine_module
-from bespoke.engines.engine import Choice
-from bespoke.engines.workers import Worker
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation import engine as engine_module
+from bespoke.federation.engine import Choice
+from bespoke.federation.workers import Worker
+from bespoke.messages.compress import Compress
 from bespoke.methods import FedEmbed, FedPC
-from bespoke.methods.assignment import SelfOrganizingMap
-from bespoke.privacy.compress import Compress
+from bespoke.methods.parts.assignment import SelfOrganizingMap
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.storage import open_arrays
 from small_methods import LeakyDitto, SecretDitto
 from small_worlds import World, world
 

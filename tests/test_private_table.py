@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bespoke.data.arrays import open_arrays
-from bespoke.engines.private import PrivateTable
 from bespoke.errors import UserError
+from bespoke.federation.private_state import PrivateTable
+from bespoke.storage import open_arrays
 from bespoke.tensors import Tree, flatten, stack
 
 TEMPLATE: Tree = {

@@ -15,7 +15,7 @@ from scipy import stats
 from bespoke import randomness
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders
+from bespoke.federation.batches import Orders
 from bespoke.method import Batching
 from bespoke.randomness import client_keys, generator, mix, permuted, shuffles, text_key, torch_seed, uniform
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.errors import UserError
-from bespoke.runfolder import Checkpoint, RunFolder, read_checkpoint
+from bespoke.runs.folder import Checkpoint, RunFolder, read_checkpoint
+from bespoke.storage import open_arrays, write_arrays
 from kills import KILLED, Driver, assert_identical, contents
 
 EVERYWHERE = os.environ.get("BESPOKE_KILLS") == "everywhere"  # every event, every way: minutes instead of seconds
@@ -40,7 +40,7 @@ Reference = tuple[dict[str, bytes], list[str], float]
 def references(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     """Each plan run to its end: its files, its events, and how long it took."""
     found: dict[str, Reference] = {}
-    for plan in ("ditto", "finetune", "changes", "reproducible"):
+    for plan in ("ditto", "finetune", "changes", "reproducible", "early"):
         folder = tmp_path_factory.mktemp(plan)
         done = driver.run(folder / "run", plan, census=str(folder / "census.json"))
         assert done["code"] == 0
@@ -54,12 +54,15 @@ def test_two_runs_are_identical(driver: Driver, references: dict[str, Reference]
         assert_identical(contents(tmp_path / plan), expected, plan)
         assert {"result.json", "clients.parquet", "choices.json", "rounds.jsonl", "ledger.jsonl"} <= expected.keys()
         assert {"replace", "append", "unlink"} <= set(events)
+        assert ("stopped" in json.loads(expected["result.json"])) == (plan == "early")  # by a callback
         again = driver.run(tmp_path / plan, plan)  # a finished run stays as it is
         assert again["code"] == 0
         assert_identical(contents(tmp_path / plan), expected, plan)
 
 
-@pytest.mark.parametrize(("plan", "kills"), [("ditto", 14), ("finetune", 5), ("changes", 8), ("reproducible", 8)])
+@pytest.mark.parametrize(
+    ("plan", "kills"), [("ditto", 14), ("finetune", 5), ("changes", 8), ("reproducible", 8), ("early", 6)]
+)
 def test_killed_from_inside(
     driver: Driver, references: dict[str, Reference], tmp_path: Path, plan: str, kills: int
 ) -> None:

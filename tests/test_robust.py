@@ -16,19 +16,19 @@ from scipy.stats import norm, trim_mean
 
 import bespoke
 from bespoke.api import run
-from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.errors import UserError
-from bespoke.experiments import build
-from bespoke.metrics.text import number
-from bespoke.robust.attack import _z
-from bespoke.robust.exchange import Rule, answer, combine
-from bespoke.robust.message import Form, Messages
-from bespoke.robust.outliers import outliers
-from bespoke.robust.rules import allowed, krum, krum_scores, median, trimmed_mean
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.watcher import Interrupted
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.messages.robust.attack import _z
+from bespoke.messages.robust.exchange import Rule, answer, combine
+from bespoke.messages.robust.message import Form, Messages
+from bespoke.messages.robust.outliers import outliers
+from bespoke.messages.robust.rules import allowed, krum, krum_scores, median, trimmed_mean
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.statistics.formatting import number
 
 FORM = Form({"delta": "weight"}, (), ("weight",), ())
 MESSAGES = np.random.default_rng(5).standard_normal((11, 4))

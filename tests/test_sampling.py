@@ -12,8 +12,8 @@ from scipy import stats
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Part, Train, everything
+from bespoke.federation.cohorts import Sampler, _normal
 from bespoke.randomness import mix
-from bespoke.sampling import Sampler, _normal
 
 EXAMPLES = (1, 2, 3, 4, 5, 10, 20, 5)
 

@@ -5,20 +5,21 @@ One row x = 1: weight and bias are equal at all times, u say, and both slopes ar
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bespoke.config import checked
 from bespoke.data.splits import cross_device
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
+from bespoke.experiment.checks import checked
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.method import Cohort, Setting
 from bespoke.methods import FedAvg, Scaffold
-from bespoke.stages import Experiment, Stage
 from bespoke.tensors import norm
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from small_worlds import BATCH, SIZES, world
@@ -52,6 +53,14 @@ def test_options_differ_over_several_steps() -> None:
         made = Scaffold(TASK, lr=0.1, option=option, epochs=2, weight_decay=decay)  # type: ignore[arg-type]
         _, private = rounds(made, {0: batches_of([1.0], [1.0], made)}, 1)
         assert numbers(private[0]["control"])[0] == pytest.approx(expected)
+
+
+def test_safe_steps_leave_the_control_right() -> None:
+    """Target 1, lr 10: the row's curvature is 2, so the step has the rate 0.5 and ends at u = 0.5. The slope was -1."""
+    made = Scaffold(replace(TASK, safe=True), lr=10.0)
+    server, private = rounds(made, {0: batches_of([1.0], [1.0], made)}, 1)
+    assert numbers(server["params"]) == pytest.approx((0.5, 0.5))
+    assert numbers(private[0]["control"]) == pytest.approx((-1, -1))
 
 
 def test_the_gradient_of_option_one_is_that_of_all_rows() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.selection import (
+from bespoke.experiment.choosing import (
     Acceptance,
-    Choice,
+    Chosen,
     QueryScores,
     SupportScores,
     ValidationScores,
@@ -41,7 +41,7 @@ def test_ties_keep_the_earlier() -> None:
     for lower in (True, False):
         assert choose(scores(), "mse", lower).default == 0
     own = choose(scores(), "mse", True, "client")
-    assert own == Choice(0, {10: 1, 20: 0})  # client 30 has no rows: it follows the common choice
+    assert own == Chosen(0, {10: 1, 20: 0})  # client 30 has no rows: it follows the common choice
     assert own.of(CLIENTS).tolist() == [1, 0, 0]
     assert choose(scores(), "mse", False, "client").own == {10: 0, 20: 1}
 
@@ -49,7 +49,7 @@ def test_ties_keep_the_earlier() -> None:
 def test_the_last_and_the_allowed() -> None:
     assert choose(scores(), "mse", True, "last").default == 2
     assert choose(scores(), "mse", True, "last", allowed=[0, 1]).default == 1
-    assert choose(scores(), "mse", True, "client", allowed=[1, 2]) == Choice(1, {10: 1, 20: 1})
+    assert choose(scores(), "mse", True, "client", allowed=[1, 2]) == Chosen(1, {10: 1, 20: 1})
 
 
 def test_a_candidate_that_diverged_is_never_chosen() -> None:
@@ -85,7 +85,7 @@ def test_clients_with_as_many_examples_choose_together() -> None:
 
 def test_nobody_has_validation_rows() -> None:
     nothing = np.full((3, 3), np.nan)
-    assert choose(scores(nothing), "mse", True, "client", allowed=[1, 2]) == Choice(1, {})
+    assert choose(scores(nothing), "mse", True, "client", allowed=[1, 2]) == Chosen(1, {})
 
 
 def test_clients_count_alike_whatever_their_rows() -> None:
@@ -94,13 +94,13 @@ def test_clients_count_alike_whatever_their_rows() -> None:
     counts = np.array([[1000.0] * 2, [2.0] * 2, [0.0] * 2])
     found = ValidationScores(CLIENTS, {"mse": sums, "count": counts})
     assert choose(found, "mse", True).default == 1  # (1 + 4) / 2 against (3 + 1) / 2
-    assert found.at(Choice(1, {20: 0}), "mse")[:2].tolist() == [3.0, 4.0]
+    assert found.at(Chosen(1, {20: 0}), "mse")[:2].tolist() == [3.0, 4.0]
     assert np.isnan(found.values("mse")[2]).all()
 
 
 SNIPPET = """
 from bespoke.data.splits import Query, Train, Validation
-from bespoke.selection import QueryScores, choose
+from bespoke.experiment.choosing import QueryScores, choose
 
 def watch(rows: Validation) -> None: ...
 
@@ -136,7 +136,7 @@ def test_mypy_rejects_query_rows_where_validation_rows_are_needed(tmp_path: Path
 
 def test_acceptance_by_margin_and_by_examples() -> None:
     """Client 10 gains half of the shared model's 2, client 20 loses, client 30 cannot show anything."""
-    picked = Choice(1, {})
+    picked = Chosen(1, {})
 
     def taken(rule: Acceptance, examples: tuple[int, ...] = (5, 50, 500)) -> list[int]:
         return accepted(picked, rule, scores(), np.array(examples), CLIENTS, "mse", True).of(CLIENTS).tolist()
@@ -155,7 +155,7 @@ def test_acceptance_by_margin_and_by_examples() -> None:
 def test_accepting_on_query_rows_is_a_type_error() -> None:
     leak: Any = scores(kind=QueryScores)
     with pytest.raises(TypeError, match="would leak"):
-        accepted(Choice(1, {}), Acceptance(margin=0.0), leak, np.array([5] * 3), CLIENTS, "mse", True)
+        accepted(Chosen(1, {}), Acceptance(margin=0.0), leak, np.array([5] * 3), CLIENTS, "mse", True)
     with pytest.raises(TypeError, match="would leak"):
         choose(leak, "loss", True, "support")
 

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke import bayes
 from bespoke.data.splits import cross_silo, everything
-from bespoke.engines.batches import Orders, Sliced, work_of
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.batches import Orders, SlicedBatches, work_of
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.traffic import Ledger
+from bespoke.federation.work import ClientWork
 from bespoke.method import Batching, Cohort, Setting
 from bespoke.methods import AugmentedSelfFL, FedAvg, SelfFL
-from bespoke.methods.descend import descend
+from bespoke.methods.parts.descend import descend
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.privacy.ledger import Ledger
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import Params, Tree, flatten, nbytes, stack, tree_map
+from self_fl import bayes
 from small_worlds import BATCH, FRACTIONS, SIZES, World, world
 
 TASK = Regression(Linear(1))
@@ -46,10 +46,10 @@ def at(value: float) -> Params:
     return {"weight": number(0.0).reshape(1, 1), "bias": number(value).reshape(1)}
 
 
-def looks(z: float, rows: int) -> Sliced:
+def looks(z: float, rows: int) -> SlicedBatches:
     """A client of so many rows in one batch, all with target z: the gradient at theta is theta - z, the curvature 1."""
     data = {"x": torch.zeros(1, rows, 1), "y": number(z).expand(1, rows), "mask": torch.ones(1, rows)}
-    return Sliced({n: c.double() for n, c in data.items()}, rows, 1, number(float(rows)), 1, most=10_000)
+    return SlicedBatches({n: c.double() for n, c in data.items()}, rows, 1, number(float(rows)), 1, most=10_000)
 
 
 def private_at(made: SelfFL, value: float, **numbers: float) -> Tree:
@@ -62,7 +62,7 @@ def down_at(value: float, between: float, total: float, counted: float = 1.0) ->
 
 
 def play(
-    made: SelfFL, clients: list[Sliced], times: int, cohorts: list[list[int]] | None = None
+    made: SelfFL, clients: list[SlicedBatches], times: int, cohorts: list[list[int]] | None = None
 ) -> tuple[list[Tree], list[Tree]]:
     """Rounds by hand, from zero: the server's and all clients' states after each."""
     server = made.init_server(at(0.0), Setting(0, len(clients)))

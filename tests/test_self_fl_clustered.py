@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.config import checked
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Reveal
 from bespoke.errors import UserError
-from bespoke.experiments import build
-from bespoke.method import Cohort, Reveal, Setting
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
+from bespoke.messages.compress import Compress
+from bespoke.method import Cohort, Setting
 from bespoke.methods import ClusteredSelfFL, SelfFL
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
-from bespoke.privacy.compress import Compress
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import Tree, flatten, stack, tree_map
 from small_worlds import BATCH, FRACTIONS, SIZES, owners, world
 
@@ -98,8 +99,8 @@ def test_clusters_by_uncertainty_are_equal_parts_in_the_order_of_weights() -> No
     found = met(made, server, {0: (1.0, 0.9), 1: (1.0, 0.1), 2: (1.0, 0.8)})
     assert found["member"].tolist() == [1, 0, 1, 0]
     assert [made.unicast(found, c)["cluster"].tolist() for c in (0, 1)] == [[0.0, 1.0], [1.0, 0.0]]
-    assert made.uplink["own"] is Reveal.EACH
-    assert {made.uplink[name] for name in ("delta", "weight", "spread")} == {Reveal.SUM}
+    assert made.uplink["own"].reveal is Reveal.EACH
+    assert {made.uplink[name].reveal for name in ("delta", "weight", "spread")} == {Reveal.SUM}
 
 
 @pytest.mark.parametrize("knobs", [{}, {"variances": "scatter"}, {"between": 0.4, "within": 1.0}])
@@ -175,10 +176,11 @@ def test_groups_are_needed_where_they_are_asked_for() -> None:
     stage = {"method": "self-fl-clustered", "rounds": 1}
     experiment: Any = {"data": {"source": "synthetic", "options": {"clients": 5, "examples": 8}}, "stage": [stage]}
     with pytest.raises(
-        UserError, match=r"stage 0: self-fl-clustered .* needs clients in groups, and synthetic has none"
+        UserError,
+        match=r"stage 0: self-fl-clustered .* needs groups of clients, .* has none.* clusters = 'uncertainty'",
     ):
         build(checked(experiment, "test"))
     for grouped in ({**stage, "clusters": "uncertainty"}, stage):
         experiment["stage"] = [grouped]
-        assert build(checked(experiment, "test")).stages[0].method.name == "self-fl-clustered"
+        assert build(checked(experiment, "test")).stages[0].method.card.name == "self-fl-clustered"
         experiment["data"]["options"]["groups"] = 2

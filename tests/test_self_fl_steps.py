@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bespoke.config import checked
-from bespoke.experiments import build
-from bespoke.runfolder import RunFolder
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.runs.folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -29,7 +29,7 @@ def test_noted_steps_are_those_taken(tmp_path: Path) -> None:
     last = found[found["round"] == 6]
     assert len(last) > 2
     assert (found["computed"] > 0).all()
-    from bespoke.engines.private import PrivateTable
+    from bespoke.federation.private_state import PrivateTable
 
     table = PrivateTable(experiment.stages[0].method.init_private(experiment.task.init(0)))
     for path in sorted((tmp_path / "run" / "private").glob("*.safetensors")):

@@ -10,10 +10,10 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
-from bespoke.methods.server_optimizer import ServerOptimizer
+from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.models.networks import Linear
 from bespoke.models.task import Regression
 

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from bespoke import api
-from bespoke.config import checked
-from bespoke.described import cautions
-from bespoke.engines.batches import Orders
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Needs
 from bespoke.errors import UserError
-from bespoke.experiments import build
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.federation.batches import Orders
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.method import Cohort, Method, Setting
 from bespoke.methods import APFL, MRMTL, Ditto, FedAvg, Mocha
-from bespoke.methods.descend import descend
+from bespoke.methods.parts.descend import descend
+from bespoke.study.described import cautions
 from bespoke.tensors import Tree
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 from command import plain_table
@@ -247,7 +248,7 @@ def test_mocha_takes_linear_models_of_few_clients(tmp_path: Path, monkeypatch: p
     build(checked(_settings(tmp_path, "mocha"), "test"))
     with pytest.raises(UserError, match=r"mocha is for linear models, and the model is 'mlp'"):
         build(checked(_settings(tmp_path, "mocha", model={"name": "mlp"}), "test"))
-    monkeypatch.setattr(Mocha, "most_clients", 19)
+    monkeypatch.setattr(Mocha, "needs", Needs(linear=True, clients=19))
     with pytest.raises(UserError, match="at most 19 clients; there are 20"):
         build(checked(_settings(tmp_path, "mocha"), "test"))
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders, work_of
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.batches import Orders, work_of
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.method import Batching, Setting
 from bespoke.methods import METHODS, FedAvg
 from bespoke.tensors import flatten

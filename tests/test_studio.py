@@ -16,9 +16,9 @@ import torch
 
 import bespoke as library
 from bespoke import pretrained
-from bespoke.data.arrays import open_arrays
 from bespoke.errors import UserError
 from bespoke.generation.voices import Voices
+from bespoke.storage import open_arrays
 from bespoke.studio import demo
 from bespoke.studio.map import user_of
 from bespoke.studio.people import People, rows_of

@@ -15,7 +15,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from bespoke.progress import Bars
+from bespoke.cli.progress import Bars
 from command import plain_table, write_csv
 
 ESCAPES = {
@@ -78,7 +78,7 @@ def test_errors_warnings_and_tracebacks_at_a_terminal(tmp_path: Path) -> None:
     shown = at_a_terminal(["-m", "bespoke", "report", f"nowhere{bad}"], tmp_path)
     assert "nowhere" in shown
     script = (
-        "import warnings; from bespoke.cli.endings import program\n"
+        "import warnings; from bespoke.cli.exit_codes import program\n"
         f"def work():\n  print('said', {bad!r})\n  warnings.warn('warned' + {bad!r})\n"
         f"  raise RuntimeError('broken' + {bad!r})\nprogram(work)"
     )

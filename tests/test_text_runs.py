@@ -12,12 +12,14 @@ import pyarrow.parquet
 import pytest
 
 import bespoke
-from bespoke.config import checked
-from bespoke.data.checks import check
+from bespoke.data.tables.checks import check
+from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
-from bespoke.deploy.personal import export_personal
-from bespoke.experiments import build, load_population, prepare
-from bespoke.references import constant
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.prepare import prepare
+from bespoke.study.references import constant
 from command import bespoke as command
 from command import refused
 
@@ -174,7 +176,7 @@ def test_bad_options(posts: Path, tmp_path: Path, options: str, words: str) -> N
 
 def test_defaults_of_a_language_model(posts: Path) -> None:
     """Small model, few rounds, perplexity; groups are trained where they are named, and what was said is kept."""
-    from bespoke.defaults import settle
+    from bespoke.study.defaults import settle
 
     config = checked(experiment(posts, group="club"), "test")
     made = prepare(config, load_population(config))

@@ -19,17 +19,20 @@ import pandas as pd
 import pytest
 
 import bespoke as library
-from bespoke import comparison, presets, tuning
-from bespoke.comparison import Comparison
-from bespoke.config import checked, read_config
+from bespoke.callbacks.callback import EndTold
 from bespoke.data.splits import Query
 from bespoke.errors import UserError
-from bespoke.jobs import Job, Jobs
+from bespoke.experiment import presets
+from bespoke.experiment.checks import checked
+from bespoke.experiment.presets import Preset
+from bespoke.experiment.reading import read_config
+from bespoke.experiment.search_space import Range, applied, grid, merged, probes, read_space
+from bespoke.federation.processes import WorkerFailed
 from bespoke.methods import METHODS
-from bespoke.presets import Preset
-from bespoke.processes import WorkerFailed
-from bespoke.space import Range, applied, grid, merged, probes, read_space
-from bespoke.tuning import Trial, best, folder_name
+from bespoke.study import comparison, tuning
+from bespoke.study.comparison import Comparison
+from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.tuning import Trial, best, folder_name
 from command import bespoke, plain_table, refused, write_csv
 
 EXPERIMENT = """
@@ -370,7 +373,7 @@ def test_what_goes_wrong_in_a_process_is_told_here(here: Path) -> None:
 
 
 def test_a_process_that_dies(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bespoke import lanes
+    from bespoke.study import lanes
 
     start = lanes.Lane.start
 
@@ -508,13 +511,27 @@ def test_an_interrupted_trial_of_a_study_goes_on(here: Path) -> None:
 
 
 def test_optuna_side_by_side_with_seeds_and_hyperband(here: Path) -> None:
+    class Ends(library.Callback):
+        """Told here of what ends in other processes."""
+
+        def __init__(self) -> None:
+            self.ends: dict[str, EndTold] = {}
+
+        def on_end(self, told: EndTold) -> None:
+            self.ends[told.run] = told
+
     write(20)
+    heard = Ends()
     about = library.tune(
-        "exp.toml", "out", space=SPACE, optuna=True, trials=8, seeds=2, pruner="hyperband", jobs=2
+        "exp.toml", "out", space=SPACE, optuna=True, trials=8, seeds=2, pruner="hyperband", jobs=2, callbacks=[heard]
     )  # fmt: skip
     assert len(about["trials"]) == 8
     for entry in about["trials"]:
         assert len(entry["values"]) == 2 or entry["state"] == "pruned"
+        told = [heard.ends[folder] for folder in entry["folders"] if folder in heard.ends]
+        assert [end.result["validation"] for end in told] == entry["values"] or entry["state"] == "pruned"
+        assert all(end.scores == {} for end in told)  # a tuning run tests nobody
+    assert heard.ends.keys() == {f"tuning/{name}" for name in results(Path("out"))}
     assert Path("out/study.db").exists()
 
 

@@ -12,11 +12,12 @@ import pytest
 
 import bespoke as library
 from bespoke.analysis.analyze import Analyses, Wanted
-from bespoke.config import checked
-from bespoke.data.tv import MAIN
+from bespoke.data.sources.tv import MAIN
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population
-from bespoke.metrics.analyses import read_analyses, told
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
+from bespoke.experiment.loading import load_population
+from bespoke.statistics.analyses import read_analyses, told
 from command import bespoke
 
 pytest.importorskip("transformers")
@@ -80,7 +81,7 @@ def test_contexts_of_a_table_arrive(tmp_path: Path, frozen: bool) -> None:
     built = build(checked({**experiment(), "data": table, "model": model}, "test"))
     names, population = built.population.about["contexts"], built.population
     assert names == ["away", "home", "work"]
-    assert getattr(built.task, "contexts", None) == (3 if frozen else None)
+    assert built.task.contexts == (3 if frozen else 1)
     owners = [population.ids[c] for c in range(4) for _ in range(int(population.sizes()[c]))]
     found = sorted(zip(owners, (names[code] for code in population.columns["context"].tolist())))
     assert found == sorted((user, place) for user, place, _ in rows)
@@ -109,7 +110,7 @@ def test_own_models_are_held_against_others(scripts: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from bespoke.deploy.personal import Models, open_run
+    from bespoke.runs.finished import Models, open_run
 
     path = scripts / "run"
     library.run(experiment({"contexts": "season"}), path)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import benchmarks.attack
 
-from bespoke.cli.endings import program
-from bespoke.cli.say import say
+from bespoke.cli.console import say
+from bespoke.cli.exit_codes import program
 from bespoke.errors import UserError
 
 COUNTS = {"kills": 200, "damage": 200, "fuzz": 10_000}

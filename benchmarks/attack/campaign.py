@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bespoke.cli.say import say
+from bespoke.cli.console import say
 
 
 @dataclass(frozen=True)

@@ -48,18 +48,18 @@ def ready() -> None:
 
     torch.set_num_threads(1)
     for name in (
-        "cli", "comparison", "tuning", "reports.html", "reports.trials", "analysis.analyze", "deploy.personal",
-        "deploy.forget", "catalogue", "progress", "models.kernels",
+        "cli", "study.comparison", "study.tuning", "report.page", "report.trials", "analysis.analyze", "deploy.export",
+        "deploy.forget", "cli.list", "cli.progress", "models.fast.kernels",
     ):  # fmt: skip
         importlib.import_module(f"bespoke.{name}")
     for name in ("pyarrow.parquet", "pyarrow.csv", "pandas", "torch.func", "torch._dynamo", "scipy.stats", "optuna"):
         importlib.import_module(name)
     from benchmarks.attack.worlds import experiment
 
-    from bespoke.config import checked
-    from bespoke.engines.engine import Choice, Engine
-    from bespoke.engines.host import ClientWork
-    from bespoke.experiments import build
+    from bespoke.experiment.build import build
+    from bespoke.experiment.checks import checked
+    from bespoke.federation.engine import Choice, Engine
+    from bespoke.federation.work import ClientWork
 
     world = build(checked(experiment("ditto"), "a first experiment"))
     params = world.task.init(0)

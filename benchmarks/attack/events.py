@@ -12,9 +12,9 @@ import pathlib
 import signal
 from typing import Any
 
-from bespoke.privacy.budget import Account
+from bespoke.privacy.account import Account
 from bespoke.privacy.gaussian import Gaussian
-from bespoke.runfolder import RunFolder
+from bespoke.runs.folder import RunFolder
 
 WHEN = ("before", "amid", "after")
 

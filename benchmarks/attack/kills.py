@@ -55,7 +55,7 @@ def attempt(draw: random.Random, number: int, folder: Path, references: Path) ->
 
 def prepare(events: Events | None, often: bool, messages: Path) -> None:
     """In the child: save state after every round, count events, write down messages."""
-    from bespoke.rounds import Run
+    from bespoke.runs.training import Run
 
     if often:
         Run.__init__ = functools.partialmethod(Run.__init__, checkpoint_seconds=0.0)  # type: ignore[method-assign, assignment]
@@ -119,7 +119,7 @@ def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> str:
 
 def _understated(folder: Path, about: dict[str, Any]) -> str:
     """Whether the account says less than what was seen of the run."""
-    from bespoke.privacy.accounting import gaussian_epsilon
+    from bespoke.privacy.accountant import gaussian_epsilon
 
     said, privacy = _result(folder), _result(Path(about["folder"]))
     for view in ("released", "messages"):

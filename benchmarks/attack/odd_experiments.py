@@ -41,8 +41,8 @@ def make(draw: random.Random, folder: Path) -> list[str]:
 
 def _valid(draw: random.Random, command: str, wild: bool) -> dict[str, Any]:
     """An experiment with parts drawn at random, each of which is allowed by itself."""
+    from bespoke.messages.robust.settings import AttackKind, RuleName
     from bespoke.methods import METHODS
-    from bespoke.robust.settings import AttackKind, RuleName
 
     method = draw.choice(list(METHODS))
     made = experiment(method)

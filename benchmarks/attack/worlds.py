@@ -13,7 +13,7 @@ ROUNDS = 3
 
 def stages(name: str, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """A method's stages, those that it starts from first."""
-    from bespoke.entries import Entry
+    from bespoke.experiment.variants import Entry
 
     entry = Entry.of(name, {})
     return [*(stages(entry.after, rounds) if entry.after else []), *entry.stages({}, rounds)]
@@ -21,10 +21,12 @@ def stages(name: str, rounds: int = ROUNDS) -> list[dict[str, Any]]:
 
 def experiment(method: str, **more: Any) -> dict[str, Any]:
     """An experiment file with one method on nine clients in three groups."""
+    from bespoke.declarations import Handoff, Nothing
     from bespoke.methods import METHODS
 
     options = {"clients": 9, "examples": 10, "features": 3, "groups": 3}
-    embeds = METHODS[method].hands_on == -1  # its model has inputs of its own, which a linear model has no room for
+    # its model has inputs of its own, which a linear model has no room for
+    embeds = METHODS[method].handoff == Handoff(Nothing())
     model = {"name": "mlp", "hidden": [4]} if embeds else {"name": "linear"}
     return {
         "seed": 1, "data": {"source": "synthetic", "options": options}, "cohort": {"size": 5, "dropout": 0.1},
@@ -44,12 +46,13 @@ class Case:
     @property
     def kind(self) -> str:
         """What the table of the campaign calls it: methods are counted together."""
+        from bespoke.method import Method
         from bespoke.methods import METHODS
 
         method = METHODS.get(self.name.removeprefix("run "))
         if method is None:
             return self.name.partition(",")[0]
-        return "run, private state" if method.private else "run, no private state"
+        return "run, private state" if method.init_private is not Method.init_private else "run, no private state"
 
     def write(self, folder: Path) -> None:
         """Put its experiment file into the working directory."""

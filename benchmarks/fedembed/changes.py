@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bespoke.cli.endings import program
-from bespoke.comparison import Comparison
-from bespoke.progress import Bars
-from bespoke.reports.figures import Figure
-from bespoke.reports.html import write_report
-from bespoke.reports.study import Section, Table, line, plot, write_study
+from bespoke.cli.exit_codes import program
+from bespoke.cli.progress import Bars
+from bespoke.report.figure_page import Section, Table, line, plot, write_study
+from bespoke.report.figures import Figure
+from bespoke.report.page import write_report
+from bespoke.study.comparison import Comparison
 
 HERE = Path(__file__).parent
 COMMAND = "python benchmarks/fedembed/changes.py"

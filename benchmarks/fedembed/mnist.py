@@ -20,7 +20,7 @@ of one core, half of that with two (`--jobs 2`, the default). A run that is stop
 
 from preferences import HERE, Experiment
 
-from bespoke.cli.endings import program
+from bespoke.cli.exit_codes import program
 
 MNIST = Experiment(
     "mnist", "table2", HERE / "mnist_gaussian.toml", HERE / "mnist_gaussian_clients.toml", without_kinds=True

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.analysis.analyze import Analyses, Wanted
-from bespoke.comparison import Comparison
-from bespoke.config import read_toml
+from bespoke.cli.progress import Bars
 from bespoke.errors import UserError
-from bespoke.progress import Bars
-from bespoke.reports.html import write_report
+from bespoke.experiment.reading import read_toml
+from bespoke.report.page import write_report
+from bespoke.study.comparison import Comparison
 
 HERE = Path(__file__).parent
 USERS = ("balanced", "imbalanced")

@@ -25,9 +25,9 @@ from typing import Any
 
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.api import tune
-from bespoke.cli.endings import program
-from bespoke.comparison import Comparison
-from bespoke.entries import Entry
+from bespoke.cli.exit_codes import program
+from bespoke.experiment.variants import Entry
+from bespoke.study.comparison import Comparison
 
 HERE = Path(__file__).parent
 SEED = 100  # results are reported of others
@@ -110,7 +110,7 @@ def main() -> None:
         return
     for label in arguments.methods or asked.methods:
         experiment = experiment_of(asked, label, arguments.users, arguments.rounds, arguments.cohort)
-        space = {Entry.of(label, asked.entries).method.name: asked.grid[label]}
+        space = {Entry.of(label, asked.entries).method.card.name: asked.grid[label]}
         found = tune(experiment, arguments.out / label, jobs=arguments.jobs, space=space)
         print(label, found["best"])
         for trial in found["trials"]:

@@ -10,7 +10,7 @@ that the command goes on where it was stopped.
 
 from preferences import HERE, Experiment
 
-from bespoke.cli.endings import program
+from bespoke.cli.exit_codes import program
 
 VOICE = Experiment("voice", "table3", privacy=HERE / "voice_gaussian.toml")
 

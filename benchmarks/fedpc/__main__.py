@@ -9,8 +9,8 @@ from pathlib import Path
 import benchmarks.fedpc
 from benchmarks.fedpc import costs, page, parts
 
-from bespoke.cli.endings import program
-from bespoke.cli.say import say
+from bespoke.cli.console import say
+from bespoke.cli.exit_codes import program
 
 PARTS = (*parts.PARTS, "costs", "page")
 

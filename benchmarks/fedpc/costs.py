@@ -18,13 +18,14 @@ import torch
 from benchmarks.fedpc.throughput import CONTEXTS, texts
 
 from bespoke import pretrained
-from bespoke.data.arrays import write_text
 from bespoke.data.splits import everything
-from bespoke.engines.batches import Orders
-from bespoke.engines.host import WHOLE, ClientWork, Host, Mode
+from bespoke.federation.batches import WHOLE, Orders
+from bespoke.federation.host import Host
+from bespoke.federation.work import ClientWork, Mode
 from bespoke.methods import METHODS
 from bespoke.models.frozen import FrozenLM
 from bespoke.models.prefix import PrefixLM
+from bespoke.storage import write_text
 from bespoke.tensors import nbytes
 
 NAMES = ("fedpc", "fedpc-frozen", "fedpc-generated", "fedpc-split", "fedpc-meta", "shared-prefix")

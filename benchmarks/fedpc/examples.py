@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bespoke.cli.endings import program
-from bespoke.data.arrays import write_text
+from bespoke.cli.exit_codes import program
 from bespoke.errors import UserError
 from bespoke.generation.generate import Drawing, finished, lines_of, write
 from bespoke.generation.voices import Voices, chosen_run
+from bespoke.storage import write_text
 
 PROMPTS = ("We must", "I think")
 MOST_USERS = 6  # where none is named

@@ -14,7 +14,7 @@ from benchmarks.fedpc.claims import TITLES, beyond, claims
 from benchmarks.fedpc.readings import SAMPLES, Table, change, over_seeds, read_crossed, read_table
 
 from bespoke.errors import UserError
-from bespoke.metrics.text import number, size
+from bespoke.statistics.formatting import number, size
 
 PAPER = tomllib.loads((Path(__file__).parent / "paper.toml").read_text())
 PAPER_ROUNDS, PAPER_STEPS = 55, 10

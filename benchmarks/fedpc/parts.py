@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from bespoke.analysis.analyze import Analyses, Wanted
-from bespoke.analysis.finished import reopened
-from bespoke.comparison import Comparison
-from bespoke.data.arrays import write_text
-from bespoke.engines.host import ClientWork
+from bespoke.analysis.reopened import reopened
+from bespoke.cli.progress import Bars
 from bespoke.errors import UserError
+from bespoke.experiment.choosing import QueryScores
+from bespoke.experiment.search_space import merged
+from bespoke.federation.work import ClientWork
 from bespoke.methods import METHODS, FedPC, FedPCFrozen
-from bespoke.progress import Bars
-from bespoke.reports.html import write_report
-from bespoke.scoring import ONE_BY_ONE, examined
-from bespoke.selection import QueryScores
-from bespoke.space import merged
+from bespoke.report.page import write_report
+from bespoke.runs.evaluation import ONE_BY_ONE, examined
+from bespoke.storage import write_text
+from bespoke.study.comparison import Comparison
 
 HERE = Path(__file__).parent
 NUMBERS = (1, 5, 15)  # samples; all of them are the run itself

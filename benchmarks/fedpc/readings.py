@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bespoke.metrics.significance import Interval, bootstrap_means, percentile_interval
+from bespoke.statistics.significance import Interval, bootstrap_means, percentile_interval
 
 Floats = NDArray[np.float64]
 SAMPLES = ("1", "5", "15", "all")

@@ -21,7 +21,8 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.host import ClientWork, Host, Mode
+from bespoke.federation.host import Host
+from bespoke.federation.work import ClientWork, Mode
 from bespoke.methods import FedPC
 from bespoke.models.frozen import FrozenLM
 from bespoke.models.prefix import PrefixLM

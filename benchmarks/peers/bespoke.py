@@ -7,14 +7,15 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
 from bespoke.models.char_lstm import CharLSTM
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import CNN, LSTM, Linear
 from bespoke.models.task import Classification, Regression
+from bespoke.task import Precision
 from peers.protocol import Params
 from peers.workloads import Workload, words
 
@@ -34,6 +35,7 @@ TASKS = {
 
 
 class Peer:
+    precision: Precision = "float32"
     version = f"bespoke-fl {importlib.metadata.version('bespoke-fl')}"
 
     def load(self, workload: Workload) -> None:
@@ -44,7 +46,7 @@ class Peer:
         population = Population.build({"x": workload.x, "y": workload.y}, owner)
         self.method = FedAvg(TASKS[kind](), lr=settings.learning_rate, batch_size=settings.batch_size, shuffle=False)
         work = ClientWork(self.method, everything(population))
-        choice = choose(population, work, self.initial, settings.clients_per_round)
+        choice = choose(population, work, self.initial, settings.clients_per_round, precision=self.precision)
         self.version += f": {choice.text()}"
         self.engine = Engine(population, choice)
         self.engine.open(work, self.initial)

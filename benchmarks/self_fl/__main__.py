@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from bespoke.cli.endings import program
+from bespoke.cli.exit_codes import program
 
 PARTS = ("synthetic", "steps", "uncertainty", "page")
 

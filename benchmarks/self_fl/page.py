@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bespoke.reports.figures import Figure, theme
-from bespoke.reports.study import Section, Table, line, plot, write_study
+from bespoke.report.figure_page import Section, Table, line, plot, write_study
+from bespoke.report.figures import Figure, theme
 from results_converged import HEAD, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (

@@ -19,13 +19,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bespoke.comparison import Comparison
-from bespoke.experiments import build, to_toml
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.experiment import Experiment, engine_choice
+from bespoke.federation.cohorts import Sampler
 from bespoke.methods.self_fl import WHOLE, SelfFL
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.sampling import Sampler
-from bespoke.stages import Experiment, engine_choice
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import Comparison
 from self_fl.folders import READINGS
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from bespoke import bayes
-from bespoke.data.arrays import write_text
 from bespoke.randomness import generator
+from bespoke.storage import write_text
+from self_fl import bayes
 from self_fl.gaussian import (
     AugmentedSelfFL,
     Ditto,

@@ -2,9 +2,9 @@
 
     python benchmarks/self_fl uncertainty --out runs/self-fl-uncertainty
 
-The three-level posterior of bespoke.bayes on real clients in groups: the mean A-level score of 2,410 schools in local
-authorities (Chem97). Variances of pupils, schools and authorities are estimated from the sums of squares; what is left
-of a school's uncertainty then follows from the numbers of pupils alone.
+The three-level posterior of bayes.py on real clients in groups: the mean A-level score of 2,410 schools
+in local authorities (Chem97). Variances of pupils, schools and authorities are estimated from the sums of squares; what
+is left of a school's uncertainty then follows from the numbers of pupils alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bespoke import bayes
-from bespoke.data.arrays import write_text
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
-from bespoke.reports.figures import example_ticks, theme
-from bespoke.reports.study import Section, plot, write_study
+from bespoke.data.sources.registry import load_source
+from bespoke.report.figure_page import Section, plot, write_study
+from bespoke.report.figures import example_ticks, theme
+from bespoke.storage import write_text
+from self_fl import bayes
 
 LEVELS = {"local": "alone", "group": "with its group", "all": "with everybody"}
 SHOWN = 600  # schools drawn
@@ -86,7 +86,7 @@ def about(study: dict[str, Any]) -> str:
     parts = study["components"]
     return (
         f"{study['title']}. Variance of rows {parts['rows']:.3g}, of clients in a group {parts['clients']:.3g}, of "
-        f"groups {parts['groups']:.3g}: all in closed form (bespoke.bayes.three_levels)."
+        f"groups {parts['groups']:.3g}: all in closed form (benchmarks/self_fl/bayes.py)."
     )
 
 

@@ -26,17 +26,18 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from bespoke.cli.endings import program
-from bespoke.comparison import Comparison
-from bespoke.data.arrays import settle, write_text
+from bespoke.cli.exit_codes import program
+from bespoke.cli.progress import Bars
 from bespoke.data.population import Population
-from bespoke.data.speech_commands import SILENT_ALARM, STATES, Clips, read_clips
-from bespoke.deploy.personal import open_run, personal_model
-from bespoke.experiments import Bench, load_population
-from bespoke.metrics.detection import relative
-from bespoke.progress import Bars
-from bespoke.stages import Experiment
+from bespoke.data.sources.speech.speech_commands import SILENT_ALARM, STATES, Clips, read_clips
+from bespoke.experiment.build import Bench
+from bespoke.experiment.experiment import Experiment
+from bespoke.experiment.loading import load_population
+from bespoke.runs.finished import open_run, personal_model
+from bespoke.storage import settle, write_text
+from bespoke.study.comparison import Comparison
 from bespoke.tensors import Params
+from self_fl.detection import relative
 
 REJECTS = 0.1  # of the wake words are rejected where models are compared; the paper does not say how many
 RATES = [0.01, 0.03, 0.1]  # learning rates tried for every method

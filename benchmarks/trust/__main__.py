@@ -8,8 +8,8 @@ from pathlib import Path
 import benchmarks.trust
 from benchmarks.trust import page, run, tables
 
-from bespoke.cli.endings import program
-from bespoke.cli.say import say
+from bespoke.cli.console import say
+from bespoke.cli.exit_codes import program
 
 PARTS = ("tables", "oracle", "run", "shuffle", "page")
 

@@ -33,10 +33,10 @@ from benchmarks.trust.linear import Padded, Sums, probabilities
 from benchmarks.trust.tables import Table
 from numpy.typing import NDArray
 
-from bespoke.config import SplitConfig
-from bespoke.data.arrays import write_text
 from bespoke.data.splits import Rows, cross_silo
-from bespoke.data.table import read_table
+from bespoke.data.tables.table import read_table
+from bespoke.experiment.config import SplitConfig
+from bespoke.storage import write_text
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -12,7 +12,7 @@ from benchmarks.trust.oracle import FITS
 from benchmarks.trust.tables import RULE, Table, left_out
 
 from bespoke.errors import UserError
-from bespoke.metrics.text import number, percent
+from bespoke.statistics.formatting import number, percent
 
 ALLOWED = 5  # false alarms in 100
 

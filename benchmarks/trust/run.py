@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.trust.tables import Table
 
-from bespoke.cli.say import say
-from bespoke.data.arrays import write_text
+from bespoke.cli.console import say
+from bespoke.storage import write_text
 
 SHUFFLES = 100  # in all, spread evenly over the tables
 CHEAP = "--seeds 1"  # for shuffled tables: the decision rule stays what it is

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from bespoke.calls import checked_call
-from bespoke.comparison import Comparison
-from bespoke.config import MOST_SEEDS, check_tune, checked, read_config, read_experiment
+from bespoke.callbacks.callback import Callback
+from bespoke.data.arrays import keep_population
+from bespoke.data.population import Population
 from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population, to_toml
-from bespoke.forgotten import without_forgotten
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.callbacks import separated
+from bespoke.experiment.calls import checked_call
+from bespoke.experiment.checks import check_tune, checked
+from bespoke.experiment.config import MOST_SEEDS
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.reading import read_experiment
 from bespoke.generation.generate import LENGTH, TEMPERATURE, Drawing, finished, lines_of, write
 from bespoke.generation.voices import Voices, chosen_run
-from bespoke.metrics.summary import Summary, summarize
-from bespoke.reports.html import write_report
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.tuning import Tuning
+from bespoke.imported import by_name, trust_named
+from bespoke.models.own.model import local_name
+from bespoke.records import RunRecord, TuneRecord
+from bespoke.report.page import write_page
+from bespoke.report.report import Report
+from bespoke.report.result import Result
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.forgotten import without_forgotten
+from bespoke.runs.notebook import watched
+from bespoke.runs.training import Run
+from bespoke.study.comparison import Comparison
+from bespoke.study.tuning import Tuning
 
 Positive = Annotated[int, Field(ge=1)]
 
 
 @checked_call
 def compare(
-    table: str | Path | None = None,
+    table: str | Path | Population | None = None,
     *,
     out: str | Path,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str | type] | None = None,
     seeds: Annotated[int, Field(ge=1, le=MOST_SEEDS)] = 3,
     rounds: Positive | Literal["auto"] = "auto",
     tune: bool = True,
-    data: str | None = None,
+    data: str | Callable[..., Population] | None = None,
+    metric: str | Callable[..., Any] | None = None,
+    metrics: Sequence[str | Callable[..., Any]] | None = None,
     client: str | None = None,
     target: str | None = None,
     group: str | None = None,
@@ -45,14 +59,24 @@ def compare(
     text: str | None = None,
     context: str | None = None,
     tokenizer: str | None = None,
+    model: Any = None,
     settings: dict[str, Any] | None = None,
     jobs: Positive | None = 1,
-) -> Summary:
-    """Compare methods on a table (with client=, target= or text=, group=, ...) or on built-in data, into `out`.
+    callbacks: Sequence[Callback] = (),
+) -> Result:
+    """Compare methods on a table (with client=, target= or text=, group=, ...), a population or built-in data.
 
+    A population is what `bespoke.population` makes of arrays, or the folder of one; one that is in memory is kept as
+    the folder `out`.population, where worker processes and later calls find it.
+
+    model: the name of one of bespoke's models, what `bespoke.model` returned, a function that makes a torch.nn.Module,
+    or "package.module:name" of either; options go into settings={"model": {...}}.
     What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
+    Methods, sources and metrics of your own are named as "package.module:name", or are the objects themselves. Choices
+    go by `metric`, and `metrics` are reported as well.
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
+    `callbacks` are told of every run, or end its stages early: `bespoke.EarlyStop()`, `bespoke.TensorBoard("logs")`.
     """
     given = {"client": client, "target": target, "group": group, "time": time, "features": features, "task": task,
              "text": text, "context": context, "tokenizer": tokenizer}  # fmt: skip
@@ -63,39 +87,83 @@ def compare(
         raise UserError(f"compare({next(iter(columns))}=...) describes a table, and none is given; name it first")
     if methods is not None and not methods:
         raise UserError("methods = []: there is nothing to compare; leave it out for the default methods")
-    described: dict[str, Any] = {"source": data or "chem97"} if table is None else {"table": str(table), **columns}
+    described: dict[str, Any] = {"source": by_name(data) or "chem97"}
+    if isinstance(table, Population) or (table is not None and (Path(table) / "population.json").exists()):
+        if columns:
+            raise UserError(f"compare({next(iter(columns))}=...) describes a table, and this is a population")
+        described = {"population": str(keep_population(table, Path(out)) if isinstance(table, Population) else table)}
+    elif table is not None:
+        described = {"table": str(table), **columns}
+    settings = by_name(settings)
     about = (settings or {}).get("data", {})
     if not isinstance(about, dict) or set(described) & set(about):
         raise UserError(f"compare(settings={{'data': {about!r}}}): a table of what is not given beside it already")
-    base = {**(settings or {}), "data": {**about, **described}}
-    folder, names, numbers = Path(out), tuple(methods or ()), tuple(range(seeds))
-    Comparison(base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True).run()
-    write_report([folder], folder / "report.html")
-    return summarize([folder])
+    scores = {"metric": by_name(metric), "metrics": by_name(metrics)}
+    base = {**(settings or {}), **{k: v for k, v in scores.items() if v}, "data": {**about, **described}}
+    base = _with_model(base, model)
+    folder, names, numbers = Path(out), tuple(by_name(methods or ())), tuple(range(seeds))
+    with watched() as progress:
+        Comparison(
+            base, folder, names, numbers, rounds, tune, jobs=jobs, automatic=True, callbacks=callbacks,
+            progress=progress,
+        ).run()  # fmt: skip
+    report = Report.read([folder])
+    write_page(report, folder / "report.html")
+    return Result(report)
+
+
+def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
+    """The experiment with its model by name; `given`, or an object under model.name, is one of the user's own."""
+    named = base.get("model")
+    if given is not None and isinstance(named, dict) and "name" in named:
+        raise UserError(f"compare(model=..., settings={{'model': {{'name': {named['name']!r}}}}}): give one of the two")
+    if given is None and not isinstance(named, dict):
+        return base if named is None else {**base, "model": {"name": local_name(named, "model")}}
+    options = dict(named) if isinstance(named, dict) else {}
+    if given is None and "name" not in options:
+        return base
+    return {**base, "model": {**options, "name": local_name(options.get("name") if given is None else given, "model")}}
+
+
+def _named(experiment: dict[str, Any]) -> dict[str, Any]:
+    """The same with names in the place of objects, which may be imported: the user's own program says them."""
+    found: dict[str, Any] = trust_named(by_name(_with_model(experiment)))
+    return found
 
 
 @checked_call
-def run(experiment: str | Path | dict[str, Any], out: str | Path) -> dict[str, Any]:
+def run(
+    experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: Sequence[Callback] = ()
+) -> RunRecord:
     """Run an experiment (a TOML file, or the same as a dict) into a folder, or go on with it; returns its result."""
-    config = checked(experiment, "experiment") if isinstance(experiment, dict) else read_config(Path(experiment))
+    raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
+    raw.pop("tune", None)
+    raw, told = separated(raw, callbacks)
+    config = checked(raw, "experiment" if isinstance(experiment, dict) else str(experiment))
     folder = RunFolder.create(Path(out), to_toml(config))
-    with folder.locked():
+    with folder.locked(), watched() as progress:
         population = without_forgotten(load_population(config), folder.path)
-        return Run(build(config, population, folder=folder.path), folder).run()
+        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=told).run()
 
 
 @checked_call
 def tune(
-    experiment: str | Path | dict[str, Any], out: str | Path, *, jobs: Positive | None = 1, **asked: Any
-) -> dict[str, Any]:
+    experiment: str | Path | dict[str, Any],
+    out: str | Path,
+    *,
+    jobs: Positive | None = 1,
+    callbacks: Sequence[Callback] = (),
+    **asked: Any,
+) -> TuneRecord:
     """Choose hyper-parameters of an experiment on validation data; returns what tune.json says, the best among it.
 
     `asked` are keys of a [tune] table (space, preset, seeds, optuna, trials, pruner) and go before those of the file:
     tune("exp.toml", "runs/tuned", space={"fedavg": {"lr": [0.01, 0.1]}, "cohort": {"size": [10, 50]}}, seeds=3).
     """
-    raw = dict(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
+    raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     config = check_tune({**raw.get("tune", {}), **asked}, "tune")
-    return Tuning.of(raw, config, Path(out), "tune", jobs=jobs).run()
+    with watched() as progress:
+        return Tuning.of(raw, config, Path(out), "tune", jobs=jobs, callbacks=callbacks, progress=progress).run()
 
 
 @checked_call

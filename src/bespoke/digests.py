@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def file_digest(path: Path) -> str:
         return "missing"
 
 
-def sealed(record: dict[str, Any]) -> dict[str, Any]:
+def sealed(record: Mapping[str, object]) -> dict[str, Any]:
     """The record with a digest of all of it."""
     return {**record, SEAL: _of_record(record)}
 
@@ -58,7 +58,7 @@ def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> di
     return rest
 
 
-def _of_record(record: dict[str, Any]) -> str:
+def _of_record(record: Mapping[str, object]) -> str:
     plain = json.loads(json.dumps(record))  # as it comes back from a file: keys are texts, tuples are lists
     return digest(json.dumps(plain, sort_keys=True).encode())
 
@@ -106,7 +106,7 @@ def check_files(folder: Path, expected: dict[str, str], advice: str) -> None:
             raise Damaged(f"{folder / name} {what}; {advice}")
 
 
-def check_finished(folder: Path, result: dict[str, Any]) -> None:
+def check_finished(folder: Path, result: Mapping[str, Any]) -> None:
     """Compare the files of a finished run with what result.json says of them."""
     written = result.get("written") or {}
     if written and written.get("run") != file_digest(folder / "config.toml"):

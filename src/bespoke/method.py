@@ -1,4 +1,5 @@
-"""The contract of a method: frozen dataclasses of pure functions. Nothing else in the package is needed to read one.
+"""The contract of a method: seven declarations and pure functions, in a frozen dataclass. Nothing else in the package
+is needed to read one: bespoke.declarations has the declared values, bespoke.task what may be asked of a task.
 
 Clients never see the server's state, the server never sees private state; `uplink` declares what leaves a client."""
 
@@ -6,28 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Sent
+from bespoke.task import Task
 from bespoke.tensors import Params, Tree
-
-
-class Reveal(Enum):  # what the server learns of a field that leaves the client
-    SUM = "the cohort's sum only (fits secure aggregation and central privacy)"
-    COUNT = "how many clients there are: the same number for everyone, whatever its data"
-    EACH = "every client's value (not private unless noised on the client)"
-
-
-class Task(Protocol):  # data joined with a model; knows nothing of federation: see bespoke.models.task
-    def linear(self) -> Any: ...  # the last layer to be solved, or None: see bespoke.models.linear_problem
-    def fresh(self, seed: int) -> Params: ...  # a random start, also where the task's own is fixed
-    def loss(self, params: Params, batch: Params) -> Tensor: ...
-    def gradient(self, params: Params, batch: Params) -> Params: ...
-    def predict(self, params: Params, batch: Params) -> Tensor: ...
-    def features(self, params: Params, batch: Params) -> Tensor: ...
-    def scored(self, params: Params, batch: Params) -> Params: ...  # sums of scores, and their count
 
 
 @dataclass(frozen=True)
@@ -45,6 +31,8 @@ class Batching:  # how a client's rows become minibatches
 class Batches(Protocol):  # one client's minibatches; the engine decides how they come about
     @property
     def examples(self) -> Tensor: ...  # how many rows the client has, as a float scalar
+    @property
+    def round(self) -> int: ...  # of the stage, from 1; 0 where personal models are made
     def __len__(self) -> int: ...
     def __getitem__(self, step: int) -> Params: ...
     def live(self, step: int) -> float | Tensor: ...  # 1.0; 0.0 for a step that only pads to the longest client
@@ -79,27 +67,36 @@ def knob(default: Any, doc: str, **bounds: Any) -> Any:  # a hyper-parameter; bo
 @dataclass(frozen=True)
 class Method:  # the defaults: one model in the server, nothing private, the global model for everyone
     task: Task
-    name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-    uplink: ClassVar[dict[str, Reveal]] = {}
-    changes: ClassVar[dict[str, str]] = {}  # field that is a shared model's change -> weight it is times, or ""
-    rowed: ClassVar[tuple[str, ...]] = ()  # leaves ("delta/...") with a row a cluster, zeros but for the client's own
-    downlink: ClassVar[dict[str, str]] = {"params": "the global model"}
-    private: ClassVar[dict[str, str]] = {}  # what stays on the client, by name
-    personal: ClassVar[str] = "the global model itself"  # what a client ends up with
-    unseen: ClassVar[str] = "a client that never trained gets the global model"
-    trains: ClassVar[bool] = True  # False: all of its work is in personalize, no rounds
-    after: ClassVar[str] = ""  # the method whose model it starts from, as a stage before it
-    tunes: ClassVar[dict[str, tuple[Any, ...]]] = {}  # knobs that `compare` chooses on validation data
-    tunes_exact: ClassVar[dict[str, tuple[Any, ...]]] = {}  # the same where its knob solver is "exact"
-    hands_on = 1  # how many models `params` gives the next stage, stacked if several; 0: one a group; -1: none
-    starts_from: ClassVar[tuple[int, ...]] = (1,)  # how many models a stage before it may hand on
-    linear_only: ClassVar[bool] = False  # it needs a model with one affine layer
-    most_clients: ClassVar[int] = 0  # more it cannot serve; 0: any number
-    everyone: ClassVar[bool] = False  # True: all clients take part in its rounds, whatever the cohort
-    stackable = False  # True: client_round takes stacked clients too, having only whole descents and elementwise sums
-    choose = "global"  # who chooses among candidates: see bespoke.selection.choose
-    keep_shared = True  # the first candidate, what a client without a personal model has, may be chosen too
+    card: ClassVar[Card] = Card()  # its name, its paper, what clients end up with
+    trains: ClassVar[bool] = False  # not declared: whether it has a client_round; else all its work is in personalize
+
+    # The other declarations are plain values in a method (uplink = {...}), or properties where they depend on knobs.
+    @property
+    def uplink(self) -> dict[str, Sent]:  # every field that leaves a client
+        return {}
+
+    @property
+    def downlink(self) -> dict[str, str]:  # what a client is sent, by name
+        return {"params": "the global model"}
+
+    @property
+    def private(self) -> dict[str, str]:  # what stays on the client, by name
+        return {}
+
+    @property
+    def needs(self) -> Needs:  # what it cannot do without
+        return Needs()
+
+    @property
+    def handoff(self) -> Handoff:  # what it starts from, and what it hands on to the next stage
+        return Handoff()
+
+    @property
+    def choosing(self) -> Choosing:  # who chooses among candidates
+        return Choosing()
+
+    def __init_subclass__(cls) -> None:
+        cls.trains = cls.client_round is not Method.client_round
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:  # true leaf `settled`: "auto" ends
         return {"params": params}
@@ -120,7 +117,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
         return {}
 
     def params(self, server: Tree) -> Params:  # the model that the next stage starts from
-        return server["params"]
+        return cast(Params, server["params"])
 
     def batching(self) -> Batching:  # minibatches of a training round
         return Batching()
@@ -130,7 +127,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
         return {}
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:  # (private, what is sent)
-        raise NotImplementedError(f"{self.name} has no training rounds")
+        raise NotImplementedError(f"{self.card.name} has no training rounds")
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:  # private state of one that never trained
         return private

@@ -7,6 +7,7 @@ process is told the name and loads the model from its place.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import os
@@ -185,15 +186,30 @@ def facts(name: str) -> Facts:
 
 
 def _first(token: Any) -> int | None:
-    return token[0] if isinstance(token, list) else token
+    first: int | None = token[0] if isinstance(token, list) else token
+    return first
+
+
+def language_model(name: str) -> Any:
+    """The model itself in single precision, of which nothing can be trained, on the device that is worked on."""
+    return _model(name, working_device())
+
+
+def working_device() -> str:
+    """Where new tensors lie: the host's device in what clients do, else the CPU (see bespoke.devices)."""
+    import torch
+
+    return str(torch.get_default_device())
 
 
 @cache
-def language_model(name: str) -> Any:
-    """The model itself in single precision, of which nothing can be trained."""
+def _model(name: str, device: str) -> Any:
+    """A process has a model once on each device that it works on."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    if device != "cpu":
+        return copy.deepcopy(_model(name, "cpu")).to(device)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = _opened("AutoModelForCausalLM", name, dtype=torch.float32)
     return model.eval().requires_grad_(False)
 

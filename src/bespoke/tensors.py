@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
 Tree = dict[str, Any]  # str -> Tensor or Tree
+BUFFERS = "buffers."  # begins the names of buffers that travel with parameters; no parameter's name begins so
+T = TypeVar("T")  # a Tensor, Params or a Tree: what goes in is what comes out
 
 
-def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def tree_map(function: Callable[..., Tensor], tree: T, *others: Any) -> T:
     """Apply to each leaf, and to the leaves at the same place of the other trees."""
+    mapped: T = _mapped(function, tree, others)
+    return mapped
+
+
+def _mapped(function: Callable[..., Tensor], tree: Any, others: tuple[Any, ...]) -> Any:
     if isinstance(tree, dict):
-        return {name: tree_map(function, value, *(other[name] for other in others)) for name, value in tree.items()}
+        return {name: _mapped(function, leaf, tuple([other[name] for other in others])) for name, leaf in tree.items()}
     return function(tree, *others)
 
 
-def named_map(function: Callable[[str, Tensor], Any], tree: Any, prefix: str = "") -> Any:
+def named_map(function: Callable[[str, Tensor], Tensor], tree: T) -> T:
     """Apply to each leaf and its name, which is that of `flatten`; a tree that is a leaf has an empty name."""
+    mapped: T = _named(function, tree, "")
+    return mapped
+
+
+def _named(function: Callable[[str, Tensor], Tensor], tree: Any, prefix: str) -> Any:
     if isinstance(tree, dict):
-        return {
-            name: named_map(function, value, f"{prefix}/{name}" if prefix else name) for name, value in tree.items()
-        }
+        return {name: _named(function, value, f"{prefix}/{name}" if prefix else name) for name, value in tree.items()}
     return function(prefix, tree)
 
 
@@ -41,27 +51,41 @@ def leaves(tree: Any) -> list[Tensor]:
     return found
 
 
-def add(a: Any, b: Any) -> Any:
+def is_buffer(name: str) -> bool:
+    """Whether a leaf of this name is a buffer: assigned by a forward pass in training, not descended."""
+    return name.rpartition("/")[2].startswith(BUFFERS)
+
+
+def without_buffers(a: T) -> T:
+    """The tree with its parameters alone."""
+    if not isinstance(a, dict):
+        return a
+    kept: Any = {name: without_buffers(value) for name, value in a.items() if not is_buffer(name)}
+    whole: T = kept
+    return whole
+
+
+def add(a: T, b: T) -> T:
     return tree_map(torch.add, a, b)
 
 
-def subtract(a: Any, b: Any) -> Any:
+def subtract(a: T, b: T) -> T:
     return tree_map(torch.sub, a, b)
 
 
-def scale(a: Any, factor: float | Tensor) -> Any:
+def scale(a: T, factor: float | Tensor) -> T:
     """factor * a. A factor with dimensions belongs to the first ones of each leaf: a number per client."""
     if isinstance(factor, Tensor) and factor.dim():
         return tree_map(lambda leaf: leaf * factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim())), a)
     return tree_map(lambda leaf: leaf * factor, a)
 
 
-def add_scaled(a: Any, b: Any, factor: float | Tensor) -> Any:
+def add_scaled(a: T, b: T, factor: float | Tensor) -> T:
     """a + factor * b."""
     return tree_map(lambda x, y: x + factor * y, a, b)
 
 
-def zeros_like(a: Any) -> Any:
+def zeros_like(a: T) -> T:
     return tree_map(torch.zeros_like, a)
 
 
@@ -74,14 +98,14 @@ def norm(a: Any) -> Tensor:
     return squared_norm(a).sqrt()
 
 
-def stack(trees: list[Any]) -> Any:
+def stack(trees: list[T]) -> T:
     """One tree whose leaves have a new first dimension: a client each. A single tree is not copied."""
     if len(trees) == 1:
         return tree_map(lambda leaf: leaf[None], trees[0])
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
-def take(a: Any, index: Any) -> Any:
+def take(a: T, index: Any) -> T:
     """The tree at an index (or slice) of the first dimension."""
     return tree_map(lambda leaf: leaf[index], a)
 

@@ -14,14 +14,14 @@ import pytest
 
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.analysis.choosers import choosers
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.measured import measured
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.sweep import parse_sweep, sweep
 from bespoke.data.samples import FewerTests
 from bespoke.deploy.forget import forget_client
 from bespoke.errors import UserError
-from bespoke.runfolder import RunFolder
-from bespoke.selection import QueryScores, ValidationScores, choose
+from bespoke.experiment.choosing import QueryScores, ValidationScores, choose
+from bespoke.runs.folder import RunFolder
 
 Make = Callable[..., Path]
 

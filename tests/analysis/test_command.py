@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bespoke.analysis.finished import Finished
-from bespoke.watcher import Interrupted
+from bespoke.analysis.reopened import Finished
+from bespoke.runs.events import Interrupted
 from command import bespoke, plain_table, refused, write_csv
 
 Make = Callable[..., Path]

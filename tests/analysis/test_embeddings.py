@@ -13,8 +13,8 @@ import bespoke as library
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.analysis.embeddings import matched
 from bespoke.errors import UserError
-from bespoke.metrics.analyses import read_analyses, told
-from bespoke.reports.embeddings import confusion_figure, embedding_parts
+from bespoke.report.embeddings import confusion_figure, embedding_parts
+from bespoke.statistics.analyses import read_analyses, told
 
 
 def test_clusters_are_renamed_by_hand() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import bespoke as library
 from bespoke.analysis.preference_map import Plane, Preferences, nearest
-from bespoke.data.arrays import open_arrays
 from bespoke.deploy.forget import forget_client
-from bespoke.metrics.analyses import read_analyses, told
-from bespoke.reports.embeddings import embedding_parts, users_figure
+from bespoke.report.embeddings import embedding_parts, users_figure
+from bespoke.statistics.analyses import read_analyses, told
+from bespoke.storage import open_arrays
 from command import bespoke
 from small_language import WIDTH
 from test_fedpc import settings

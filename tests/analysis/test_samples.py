@@ -11,8 +11,7 @@ import pytest
 from bespoke.data.population import Population
 from bespoke.data.samples import Fewer, Others
 from bespoke.data.splits import Query, Support
-from bespoke.engines.batches import Orders
-from bespoke.engines.host import WHOLE
+from bespoke.federation.batches import WHOLE, Orders
 from small_worlds import SIZES, world
 
 

@@ -9,14 +9,15 @@ from functools import cache
 import pytest
 from battery import IN_PROCESS, LINEAR_ONLY, LOOP, Play, assert_same, every_method, method_of, play
 
-from bespoke.engines.engine import Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import changes
 from bespoke.errors import UserError
+from bespoke.federation.engine import Engine
+from bespoke.federation.work import ClientWork
+from bespoke.messages.robust.aggregator import ZeroAndClip
+from bespoke.messages.robust.attack import Attack
+from bespoke.messages.transform import Transform
 from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.privacy.transform import Transform
-from bespoke.robust.aggregator import ZeroAndClip
-from bespoke.robust.attack import Attack
 from small_worlds import World, world
 
 
@@ -27,7 +28,8 @@ def known_world() -> World:
 
 def bounded(method: Method) -> tuple[Transform, ...]:
     """One client sends ten thousand times its change, so that it is zeroed; others are clipped at a length of one."""
-    return (Attack("scale", frozenset([int(known_world().population.keys[5])]), 1e4), ZeroAndClip(dict(method.changes)))
+    bad = frozenset([int(known_world().population.keys[5])])
+    return (Attack("scale", bad, 1e4), ZeroAndClip(changes(method.uplink)))
 
 
 @cache
@@ -38,7 +40,7 @@ def reference(name: str, bound: bool = True) -> Play:
 
 
 TRAINED = [name for name, kind in METHODS.items() if kind.trains]
-BOUNDED = [name for name in TRAINED if method_of(METHODS[name], known_world()).changes]
+BOUNDED = [name for name in TRAINED if changes(method_of(METHODS[name], known_world()).uplink)]
 
 
 @pytest.mark.parametrize("name", BOUNDED)

@@ -10,9 +10,10 @@ from battery import IN_PROCESS, LOOP, assert_same, method_of, play
 
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Engine
+from bespoke.federation.engine import Engine
 from bespoke.methods import FedEmbed
-from bespoke.methods.assignment import SelfOrganizingMap
+from bespoke.methods.parts.assignment import SelfOrganizingMap
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
 from bespoke.models.networks import CNN, MLP
 from bespoke.models.task import Classification
 from small_worlds import FRACTIONS, SIZES, World, owners
@@ -37,12 +38,12 @@ ASSIGNMENTS: list[dict[str, Any]] = [
     {"assignment": "personal"},
     {"assignment": "none", "kinds": 0.0},
     {"assignment": "som", "som": SelfOrganizingMap(update="sums")},
-    {"assignment": "prototype", "optimizer": "adam", "triplets": 2},
-    {"assignment": "personal", "optimizer": "adam"},
+    {"assignment": "prototype", "optimizer": ClientOptimizer("adam"), "triplets": 2},
+    {"assignment": "personal", "optimizer": ClientOptimizer("adam")},
 ]
 
 
-@pytest.mark.parametrize("knobs", ASSIGNMENTS, ids=lambda k: f"{k['assignment']}-{k.get('optimizer', 'sgd')}")
+@pytest.mark.parametrize("knobs", ASSIGNMENTS, ids=lambda k: "-".join(k))
 def test_engines_agree_on_every_assignment(knobs: dict[str, Any]) -> None:
     place = kinds_world(Classification(MLP(3, 2, (4,)), kinds=3), 3)
     method = method_of(FedEmbed, place, **knobs)

@@ -31,21 +31,23 @@ from battery import (
 
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
-from bespoke.engines.batches import Orders
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork, Host, Mode
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.method import Batching, Method, Reveal
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.batches import Orders
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.host import Host
+from bespoke.federation.processes import WorkerFailed
+from bespoke.federation.work import ClientWork, Mode
+from bespoke.messages.clip import Clip
+from bespoke.messages.compress import Compress
+from bespoke.messages.transform import Outgoing, Transform
+from bespoke.method import Batching, Method
 from bespoke.methods import METHODS, FedAvg, FineTune, HypCluster
-from bespoke.privacy.clip import Clip
-from bespoke.privacy.compress import Compress
 from bespoke.privacy.gaussian import Adaptive, Gaussian
-from bespoke.privacy.transform import Sent, Transform
-from bespoke.processes import WorkerFailed
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import flatten, subtract, take, tree_map
 from small_methods import SOLVED_METHODS, Silent, SmallDitto, Talkative
 from small_worlds import BATCH, FRACTIONS, SIZES, WORLDS, World, owners, spoiled, world
@@ -64,7 +66,7 @@ def transforms_of(method: str) -> tuple[str, ...]:
 # In other worlds than the linear one what differs is the gradient: one method of each kind suffices.
 ELSEWHERE = ("fedavg", "fedprox", "scaffold", "finetune", "knn-per", "per-fedavg", "hypcluster", "ditto", "offsets")
 # Fits to convergence differ by the loss: closed form, Newton's method, an interior point.
-SOLVED = ("shared", "mixed", *(method.name for method in SOLVED_METHODS))
+SOLVED = ("shared", "mixed", *(method.card.name for method in SOLVED_METHODS))
 STEPPING = ("fedavg", "ditto", "pfedme", "per-fedavg", "apfl", "scaffold", "hypcluster")  # rounds in steps
 HEAVY = ("fedavg", "hypcluster", "ditto", "knn-per")  # convolutions and recurrences: slow, nothing new in the others
 
@@ -120,10 +122,10 @@ def messages(method: Method, kind: str) -> tuple[Transform, ...]:
             "quantize": (Compress(None, "nearest", least=2),),
             "compressed": (Compress(0.5, "stochastic", least=2), Clip(0.5)),
         }[kind]
-    template = {name: reveal for name, reveal in method.uplink.items() if reveal is not Reveal.COUNT}
+    template = {name: reveal for name, reveal in reveals(method.uplink).items() if reveal is not Reveal.COUNT}
     counts = tuple(name for name in method.uplink if name not in template)
     adaptive = Adaptive(quantile=0.6)
-    groups = {1: 3.0, 2: 2.0} if method.name == "group-fl" else {}
+    groups = {1: 3.0, 2: 2.0} if method.card.name == "group-fl" else {}
     return (Gaussian(tuple(template), 0.5, 0.02, 0.03, False, 5.0, counts, adaptive, True, groups),)
 
 
@@ -132,7 +134,7 @@ def acts_on(method: Method, place: World, transforms: tuple[Transform, ...]) -> 
     host = Host(place.population, Mode(False))
     host.open(ClientWork(method, place.split.train, (), setting(place)), start(place))
     ones = tree_map(lambda leaf: torch.arange(1.0, leaf.numel() + 1).reshape(leaf.shape)[None], host.template())
-    sent = Sent(ones, 0, place.population.keys[:1], 0)
+    sent = Outgoing(ones, 0, place.population.keys[:1], 0)
     for transform in transforms:
         memory = tree_map(lambda leaf: leaf[None], transform.memory(host.template()))
         sent = transform.client(replace(sent, told=transform.start(), memory=memory))
@@ -162,7 +164,7 @@ def test_every_method_under_every_transform(method: str, name: str) -> None:
     """
     place = known_world(name)
     made = method_of(every_method()[method], place)
-    if made.linear_only and not place.linear:
+    if made.needs.linear and not place.linear:
         return  # refused whatever acts on its messages
     how = {"top_k": LOOP, "quantize": LOOP}
     if not place.linear:
@@ -559,9 +561,9 @@ def test_a_round_on_all_rows_needs_no_split() -> None:
 def test_every_method_says_what_it_is() -> None:
     place = known_world("linear")
     for name, kind in METHODS.items():
-        assert kind.name == name
-        assert kind.paper
+        assert kind.card.name == name
+        assert kind.card.paper
         assert kind.__doc__
-        assert kind.after == "" or kind.after in METHODS
-        assert set(kind.tunes) <= set(kind.__dataclass_fields__)
+        assert kind.card.after == "" or kind.card.after in METHODS
+        assert {*kind.card.tunes, *kind.card.tunes_exact} <= set(kind.__dataclass_fields__)
         assert kind.trains == bool(kind(place.task).uplink)  # who trains sends something

@@ -10,9 +10,9 @@ import torch
 from battery import IN_PROCESS, LOOP, assert_close, method_of, play
 
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Engine
+from bespoke.federation.engine import Engine
 from bespoke.methods import FedPCGenerated
-from bespoke.methods.generator import Reads
+from bespoke.methods.parts.generator import Reads
 from small_worlds import FRACTIONS, World, population_of, world
 
 
@@ -41,7 +41,7 @@ def test_generators_agree(name: str, reads: Reads) -> None:
     Without the pull, for with it the server's Adam does so a second time: (rate / 1e-8)^2 of the rounding.
     """
     place = doubled(name)
-    made = method_of(FedPCGenerated, place, reads=reads, mu=0.0)
+    made = method_of(FedPCGenerated, place, reads=reads, mu=0.0, eps=1e-8)
     plays = []
     for choice in (LOOP, IN_PROCESS["func, chunk 64"]):
         with Engine(place.population, choice) as engine:

@@ -23,14 +23,15 @@ from battery import (
     start,
 )
 
-from bespoke.engines.engine import Engine
-from bespoke.engines.held import Collusion
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Reveal, changes, reveals
 from bespoke.errors import UserError
-from bespoke.method import Method, Reveal
+from bespoke.federation.engine import Engine
+from bespoke.federation.held import Collusion
+from bespoke.federation.work import ClientWork
+from bespoke.messages.robust.exchange import Rule
+from bespoke.messages.robust.settings import RobustConfig, RuleName, check_methods, shown
+from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.robust.exchange import Rule
-from bespoke.robust.settings import RobustConfig, RuleName, check_methods, shown
 from bespoke.tensors import flatten, leaves
 from small_worlds import World, world
 
@@ -56,7 +57,7 @@ def cases() -> Iterator[tuple[str, str, str]]:
     for name, kind in METHODS.items():
         for place, rules in (("linear", RULES), ("mlp", ("norm-bound",))):
             made = method_of(kind, known_world(place))
-            if kind.trains and (place == "linear" or not kind.linear_only):
+            if kind.trains and (place == "linear" or not made.needs.linear):
                 yield from ((place, name, rule) for rule in rules if fits(made, rule))
 
 
@@ -100,13 +101,12 @@ def test_workers_come_to_the_same(method: str, workers: Engine) -> None:
 def test_which_methods_are_left_out_follows_from_what_they_declare() -> None:
     for kind in every_method().values():
         made = method_of(kind, known_world("linear"))
-        assert set(made.changes) <= set(made.uplink), made.name
-        assert set(filter(None, made.changes.values())) <= set(made.uplink), made.name
-        assert all(name.split("/")[0] in (*made.uplink, "examples") for name in made.rowed), made.name
+        changed = changes(made.uplink)
+        assert set(filter(None, changed.values())) <= set(made.uplink), made.card.name
         for rule in RULES:
             sends = kind.trains and bool(made.uplink)
-            looks = any(made.uplink[name] is Reveal.EACH for name in made.changes)
-            acts = bool(made.changes) and (not looks or rule in ("multi-krum", "norm-bound"))
+            looks = any(made.uplink[name].reveal is Reveal.EACH for name in changed)
+            acts = bool(changed) and (not looks or rule in ("multi-krum", "norm-bound"))
             assert fits(made, rule) == (acts or not sends)
 
 
@@ -172,5 +172,5 @@ def test_what_the_server_sees_is_shown() -> None:
     assert kinds["krum"] == kinds["median"] == {"delta": "EACH", "weight": "COUNT"}
     assert kinds["norm-bound"] == {"delta": "SUM", "weight": "COUNT", "norms": "EACH"}
     assert kinds["geometric-median"] == {"delta": "SUM", "weight": "COUNT"}
-    assert shown(fedavg, RobustConfig(rule="norm-bound", bound=1.0)) == fedavg.uplink
+    assert shown(fedavg, RobustConfig(rule="norm-bound", bound=1.0)) == reveals(fedavg.uplink)
     assert shown(weighted, RobustConfig(rule="geometric-median"))["norms"] is Reveal.EACH

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from battery import IN_PROCESS, LOOP, ROUNDS, Play, assert_same, every_method, method_of, play, setting, start
 
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
+from bespoke.messages.clip import Clip
 from bespoke.method import Method
-from bespoke.methods.local_adam import LocalAdam
-from bespoke.privacy.clip import Clip
+from bespoke.methods.parts.local_adam import LocalAdam
 from small_language import prefix_world
 
 OURS = [name for name, kind in every_method().items() if issubclass(kind, LocalAdam)]

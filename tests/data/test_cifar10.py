@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.data.cifar10 import BATCHES
-from bespoke.data.sources import load_source
+from bespoke.data.sources.cifar10 import BATCHES
+from bespoke.data.sources.registry import load_source
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.networks import LeNet

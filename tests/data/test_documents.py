@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespoke.data import texts
-from bespoke.data.documents import Segmenting, open_texts
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_device, cross_silo
+from bespoke.data.tables.documents import Segmenting, open_texts
+from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
 
 POSTS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespoke.data.espeak import NEUTRAL, RATE, Espeak, Sound, Voice, as_lines, mixed, parse
+from bespoke.data.sources.speech.espeak import NEUTRAL, RATE, Espeak, Sound, Voice, as_lines, mixed, parse
 from bespoke.errors import UserError
 
 SENTENCE = "Our doubts are traitors, and make us lose the good we might win."
@@ -53,7 +53,7 @@ def test_an_utterance_is_a_function_of_voice_and_text(espeak: Espeak) -> None:
     assert np.array_equal(espeak.say(SENTENCE), first)
     assert len(other) != len(first) or not np.array_equal(other, first)
     code = (  # and in another process, in which nothing was said before
-        "import hashlib; from bespoke.data.espeak import Espeak, mixed\n"
+        "import hashlib; from bespoke.data.sources.speech.espeak import Espeak, mixed\n"
         "with Espeak() as espeak:\n"
         "    own = {name: espeak.its_voice(name) for name in ('Gene', 'f4')}\n"
         f"    espeak.take(mixed(own, {{'Gene': 0.5, 'f4': 0.5}}))\n"

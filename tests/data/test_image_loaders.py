@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import scipy.io
 
-from bespoke.config import ExperimentConfig
-from bespoke.data.sources import load_source
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import cross_silo
 from bespoke.errors import UserError
-from bespoke.experiments import make_split
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.prepare import make_split
+from bespoke.experiment.presets import Preset
 from bespoke.models import build_task
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import FedAvgCNN, Linear
-from bespoke.presets import Preset
 
 # EMNIST
 

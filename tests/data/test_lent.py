@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bespoke.data.lent import Lent
 from bespoke.data.population import Population
+from bespoke.data.shared_copy import Lent
 
 MADE = """
 import time, torch
-from bespoke.data.lent import Lent
+from bespoke.data.shared_copy import Lent
 from bespoke.data.population import Population
 lent = Lent(Population.build({"y": torch.zeros(2)}, ["a", "b"]))
 print(lent.folder, flush=True)

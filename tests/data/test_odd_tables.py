@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bespoke.config import check_compare, checked, read_config
-from bespoke.data.columns import seconds_of
-from bespoke.data.table import read_table
+from bespoke.data.tables.columns import seconds_of
+from bespoke.data.tables.table import read_table
 from bespoke.errors import UserError
+from bespoke.experiment.checks import check_compare, checked
+from bespoke.experiment.reading import read_config
 
 ROWS = 40
 WHO = [f"c{i % 4}" for i in range(ROWS)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.registry import load_source
 from bespoke.errors import UserError
 from command import bespoke, refused
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from bespoke.api import run
-from bespoke.comparison import Comparison
-from bespoke.data.sources import load_source
-from bespoke.data.vectors import frozen
-from bespoke.deploy.personal import export_personal, load_personal
+from bespoke.data.sources.formats.vectors import frozen
+from bespoke.data.sources.registry import load_source
+from bespoke.deploy.export import export_personal, load_personal
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.word_vectors import SentimentLSTM
+from bespoke.study.comparison import Comparison
 
 
 def tweet(user: str, text: str, polarity: str = "4", date: str = "Mon Apr 06 22:19:45 PDT 2009") -> str:

@@ -11,9 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bespoke.data import speech_commands
-from bespoke.data.sources import load_source
-from bespoke.data.spectrogram import (
+from bespoke.data.sources.registry import load_source
+from bespoke.data.sources.speech import speech_commands
+from bespoke.data.sources.speech.spectrogram import (
     BANDS,
     FLOOR,
     FRAMES,
@@ -28,7 +28,7 @@ from bespoke.data.spectrogram import (
     mixed,
     mulaw,
 )  # fmt: skip
-from bespoke.data.speech_commands import DEVICES, Clips, device_types, usual_state
+from bespoke.data.sources.speech.speech_commands import DEVICES, Clips, device_types, usual_state
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.sound import SpectrogramCNN

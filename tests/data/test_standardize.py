@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.registry import load_source
 from bespoke.data.splits import Part, Train, cross_device, cross_silo, everything
 from bespoke.data.standardize import _safe, standardize
 from bespoke.errors import UserError

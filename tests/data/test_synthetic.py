@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
-from bespoke.data.synthetic import true_weights, write_large
+from bespoke.data.sources.registry import load_source
+from bespoke.data.sources.synthetic import true_weights, write_large
 from bespoke.errors import UserError
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bespoke.data.table import read_table
+from bespoke.data.tables.table import read_table
 from bespoke.errors import UserError
 
 SHOPS = """shop,region,day,units,kind,open,note,price
@@ -66,7 +67,7 @@ def test_a_table_of_every_kind(tmp_path):
     assert "classes" not in shops.about
 
 
-@pytest.mark.parametrize("name", ["t.csv.gz", "t.tsv", "t.parquet", "semicolon.csv"])
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.tsv", "t.parquet", "t.jsonl", "t.ndjson", "semicolon.csv"])
 def test_other_formats_read_the_same(tmp_path, name):
     text = "who,x,y\na,1.5,10\na,2.5,20\nb,3.5,30.5\n"
     path = tmp_path / name
@@ -75,6 +76,9 @@ def test_other_formats_read_the_same(tmp_path, name):
     elif name.endswith(".parquet"):
         table = {"who": pa.array(["a", "a", "b"]).dictionary_encode(), "x": [1.5, 2.5, 3.5], "y": [10, 20, 30.5]}
         pyarrow.parquet.write_table(pa.table({**table, "__index_level_0__": [5, 9, 1]}), path)
+    elif name in ("t.jsonl", "t.ndjson"):
+        rows = zip("aab", (1.5, 2.5, 3.5), (10, 20, 30.5))
+        path.write_text("".join(json.dumps({"who": who, "x": x, "y": y}) + "\n" for who, x, y in rows))
     elif name == "semicolon.csv":
         path.write_text(text.replace(",", ";").replace(".", ","))  # as European spreadsheets write it
     else:

@@ -11,16 +11,16 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from bespoke.config import ExperimentConfig
-from bespoke.data import texts
 from bespoke.data.population import NO_GROUP, Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.formats.topics import grouped
+from bespoke.data.sources.formats.unigrams import gains
+from bespoke.data.sources.registry import load_source
+from bespoke.data.sources.ted import words_of
 from bespoke.data.splits import Split, cross_device, cross_silo
-from bespoke.data.ted import words_of
-from bespoke.data.topics import grouped
-from bespoke.data.unigrams import gains
+from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
-from bespoke.experiments import prepare
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.prepare import prepare
 
 
 def write(folder: Path, talks: list[tuple[str, str, str]]) -> None:
@@ -133,7 +133,7 @@ def by_topic(population: Population) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("silo", [True, False])
 def test_topics_are_found_and_named_by_their_words(silo: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespoke.data.topics.MOST", 0.5)  # a third of the talks are of a kind
+    monkeypatch.setattr("bespoke.data.sources.formats.topics.MOST", 0.5)  # a third of the talks are of a kind
     raw = world()
     population = grouped(raw, cross_silo(raw) if silo else cross_device(raw, seed=3))
     found = by_topic(population)
@@ -151,7 +151,7 @@ def held_out_rows(raw: Population, split: Split) -> np.ndarray:
 
 @pytest.mark.parametrize("silo", [True, False])
 def test_topics_are_of_training_text_alone(silo: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespoke.data.topics.MOST", 0.5)
+    monkeypatch.setattr("bespoke.data.sources.formats.topics.MOST", 0.5)
     raw = world()
     split = cross_silo(raw) if silo else cross_device(raw, own_validation=0.25)
     pieces = raw.columns["pieces"].clone()
@@ -186,7 +186,7 @@ def replace_population(part: object, population: Population) -> object:
 
 
 def test_an_experiment_has_topics_as_groups_and_says_that_they_were_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespoke.data.topics.MOST", 0.5)
+    monkeypatch.setattr("bespoke.data.sources.formats.topics.MOST", 0.5)
     stages = [{"method": "fedavg", "rounds": 1}, {"method": "group-fl", "rounds": 1}]
     config = ExperimentConfig.model_validate({"data": {"source": "ted"}, "stage": stages})
     prepared = prepare(config, world())
@@ -208,7 +208,7 @@ def test_too_few_talks_or_words() -> None:
 
 
 def test_who_has_no_text_to_learn_from_has_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bespoke.data.topics.MOST", 0.5)
+    monkeypatch.setattr("bespoke.data.sources.formats.topics.MOST", 0.5)
     raw = world()
     split = cross_device(raw, held_out=(0.2, 0.2))
     fewer = replace(split, test=replace(split.test, support=replace(split.test.support, clients=np.zeros(0, np.int64))))

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bespoke.data import texts
 from bespoke.data.population import Population
+from bespoke.data.texts import vocabulary as texts
 
 SENTENCES = ["a b a", "a b", "zebra a b", "b c a b"]
 

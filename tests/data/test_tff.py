@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.data.protobuf import tf_example
-from bespoke.data.sources import load_source
+from bespoke.data.sources.formats.protobuf import tf_example
+from bespoke.data.sources.registry import load_source
 from bespoke.errors import UserError
 
 # Written by hand from the wire format: an Example of one feature, "label", a list of the whole number 5.

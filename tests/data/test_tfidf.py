@@ -14,18 +14,20 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 
 from bespoke import load_personal
-from bespoke.config import checked
 from bespoke.data.population import Population
-from bespoke.data.schema import Schema
 from bespoke.data.splits import cross_silo
-from bespoke.data.tokenizers import tokenizer_of
-from bespoke.defaults import settle
-from bespoke.deploy.personal import export_personal
+from bespoke.data.tables.schema import Schema
+from bespoke.data.texts.tokenizers import tokenizer_of
+from bespoke.deploy.export import export_personal
 from bespoke.errors import UserError
-from bespoke.experiments import build, load_population, prepare, to_toml
-from bespoke.references import reference
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.prepare import prepare
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.defaults import settle
+from bespoke.study.references import reference
 
 WORDS = ["good", "bad", "tea", "rain", "sun", "dog", "cat", "the", "a", "and", "slow", "fast"]
 

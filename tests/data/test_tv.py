@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespoke.config import ExperimentConfig
-from bespoke.data import texts
-from bespoke.data.checks import check
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source
+from bespoke.data.sources.formats.spoken import kept_rows, long_enough
+from bespoke.data.sources.registry import load_source
+from bespoke.data.sources.tv import MAIN
 from bespoke.data.splits import cross_silo
-from bespoke.data.spoken import kept_rows, long_enough
-from bespoke.data.tv import MAIN
+from bespoke.data.tables.checks import check
+from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
-from bespoke.experiments import make_split
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.prepare import make_split
 from command import bespoke, refused
 
 HEADS = {"friends": ["text", "speaker", "season"], "game_of_thrones": ["", "Season", "Name", "Sentence"]}

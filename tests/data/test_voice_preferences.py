@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.data import utterances as module
-from bespoke.data import voice_preferences
-from bespoke.data.espeak import RATE
 from bespoke.data.population import Population
-from bespoke.data.preferences import PARTS
-from bespoke.data.sources import load_source
-from bespoke.data.utterances import ORIGINALS, VOICES, Utterances, chosen_sentences, picture, shares, whole_sentences
+from bespoke.data.sources.formats.preferences import PARTS
+from bespoke.data.sources.registry import load_source
+from bespoke.data.sources.speech import utterances as module
+from bespoke.data.sources.speech import voice_preferences
+from bespoke.data.sources.speech.espeak import RATE
+from bespoke.data.sources.speech.utterances import (
+    ORIGINALS,
+    VOICES,
+    Utterances,
+    chosen_sentences,
+    picture,
+    shares,
+    whole_sentences,
+)
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.sound import FedEmbedSpeech

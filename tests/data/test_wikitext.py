@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespoke.catalogue import describe_sources, print_source
-from bespoke.data import texts
+from bespoke.cli.list import describe_sources, print_source
 from bespoke.data.population import Population
-from bespoke.data.sources import load_source, source_statistics
-from bespoke.data.wikitext import OTHER, sentences_of, topic_of
+from bespoke.data.sources.registry import load_source, source_statistics
+from bespoke.data.sources.wikitext import OTHER, sentences_of, topic_of
+from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
 
 PAGES = """

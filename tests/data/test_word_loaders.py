@@ -9,9 +9,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bespoke.data import ted_two_languages, tedmulti
-from bespoke.data.sources import load_source
-from bespoke.data.words import Vocabulary
+from bespoke.data.sources import ted_two_languages, tedmulti
+from bespoke.data.sources.formats.words import Vocabulary
+from bespoke.data.sources.registry import load_source
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.networks import LSTM

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Choice, Engine
-from bespoke.engines.host import ClientWork
 from bespoke.errors import UserError
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice, Engine
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
 from bespoke.models import build_task
 from bespoke.models.char_lstm import LONGEST, AdaptiveCharLSTM, CharLSTM, spelled

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from bespoke import pretrained
-from bespoke.data.documents import Segmenting, open_texts
-from bespoke.data.texts import encode_pretrained
+from bespoke.data.tables.documents import Segmenting, open_texts
+from bespoke.data.texts.vocabulary import encode_pretrained
 from bespoke.errors import UserError
 from bespoke.models import build_task
 from bespoke.models.frozen import BUCKET, FrozenLM, buckets

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from bespoke import load_personal, pretrained
 from bespoke.api import run as run_experiment
-from bespoke.deploy.personal import export_personal
+from bespoke.deploy.export import export_personal
 from bespoke.errors import UserError
 from bespoke.models import build_task, lora
 from bespoke.models.lora import AdapterLM, LoraLM
@@ -90,7 +90,7 @@ def test_it_begins_as_it_was_pretrained_and_the_plain_model_stays() -> None:
     assert before.keys() == dict(model.named_parameters()).keys()  # nothing was put into it
     assert all(torch.equal(leaf, before[name]) for name, leaf in model.named_parameters())
     frozen = {leaf.data_ptr() for leaf in model.parameters()}
-    twin = lora._adapted(tiny_model(), RANK, ALPHA).named_parameters()
+    twin = lora._adapted(tiny_model(), RANK, ALPHA, "cpu").named_parameters()
     assert all(leaf.data_ptr() in frozen for name, leaf in twin if "lora" not in name)  # one copy in memory
 
 

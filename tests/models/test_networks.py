@@ -7,12 +7,13 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from bespoke.errors import UserError
 from bespoke.models import MODELS, NETWORKS, build_task
 from bespoke.models.language import LanguageModel
 from bespoke.models.mobilenet import MobileNetV2
-from bespoke.models.networks import LSTM, FedAvgCNN, Linear, Network
+from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression, finished
 from bespoke.models.transformer import Transformer, positions
@@ -177,6 +178,45 @@ def test_models_that_do_not_fit():
     image = {"task": "classification", "input": "image", "side": 32, "channels": 3, "classes": ["a", "b"]}
     with pytest.raises(UserError, match=r"mobilenet: .*divisible"):
         build_task(image, "mobilenet", norm_groups=7)
+
+
+WIDE = {"side": 20, "columns": 32}  # lines and columns
+
+
+@pytest.mark.parametrize(
+    ("network", "flat", "layer"),
+    [
+        (CNN(5, channels=3, **WIDE), 64 * 8 * 14, "features.6.weight"),
+        (FedAvgCNN(1, channels=3, **WIDE), 64 * 5 * 8, "features.7.weight"),
+        (LeNet(5, channels=3, **WIDE), 16 * 2 * 5, "features.7.weight"),
+        (FedEmbedCNN(5, channels=3, **WIDE), 32 * 5 * 8, "features.5.weight"),
+        (MobileNetV2(5, channels=3, **WIDE), 1280, "head.weight"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_images_need_not_be_square(network, flat, layer):
+    """What convolutions and poolings leave of 20 x 32, by hand; lines and columns are not mixed up."""
+    params, x = network.init(0), torch.rand(2, 3 * 20 * 32)
+    assert params[layer].shape[1] == flat
+    images = x.reshape(2, 3, 20, 32)
+    if isinstance(network, CNN):
+        seen = F.relu(F.conv2d(images, params["features.0.weight"], params["features.0.bias"]))
+        seen = F.max_pool2d(F.relu(F.conv2d(seen, params["features.2.weight"], params["features.2.bias"])), 2)
+        expected = F.relu(F.linear(seen.flatten(1), params["features.6.weight"], params["features.6.bias"]))
+        torch.testing.assert_close(network.features(params, x), expected, rtol=1e-4, atol=1e-5)
+    assert network(params, x).shape == (2, network.outputs if isinstance(network, FedAvgCNN) else 5)
+    assert network.prepare(x).shape == images.shape
+
+
+def test_models_of_images_that_are_not_square():
+    """The keys `height` and `width` of what data say of themselves."""
+    image = {"task": "classification", "input": "image", "height": 20, "width": 32, "classes": ["a", "b"]}
+    assert build_task(image, "auto").network == CNN(2, 20, 1, columns=32)
+    assert build_task(image, "mlp").network.inputs == 640
+    assert build_task({**image, "height": 8}, "auto").network == MLP(256, 2)
+    assert build_task({**image, "width": 20}, "cnn").network == CNN(2, 20, 1)
+    with pytest.raises(UserError, match="images of 4 x 32 are too small for it: 6 x 6 at least"):
+        build_task({**image, "height": 4}, "cnn")
 
 
 def test_every_network_can_be_made_from_its_description():

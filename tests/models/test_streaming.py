@@ -10,11 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bespoke.data.population import Population
-from bespoke.data.splits import cross_silo, everything
-from bespoke.engines.host import ClientWork, Host, Mode
+from bespoke.data.splits import cross_silo
+from bespoke.federation.chunks import Chunks
+from bespoke.federation.host import Host
+from bespoke.federation.work import ClientWork, Mode
 from bespoke.method import Method, Setting
 from bespoke.methods import FedAvg, FineTune, HypCluster, KNNPer
-from bespoke.models import language, task, token_loss
+from bespoke.models import language, task
+from bespoke.models.fast import token_loss
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM, Linear
 from bespoke.models.task import Classification
@@ -107,10 +110,9 @@ def test_a_vectorized_chunk_holds_the_outputs_of_few_rows(monkeypatch: pytest.Mo
     """Ten clients of 8 rows with 30 numbers of output a row, and room for 480: two clients at a time."""
     population = Population.build({"x": torch.ones(80, 3), "y": torch.zeros(80, 3).long()}, np.repeat(range(10), 8))
     made = FedAvg(LanguageModel(Transformer(10, 4, 4, 4, 2)))
-    host = Host(population, Mode(True, 32, gradient="func"))
-    host.open(ClientWork(made, everything(population)), made.task.init(0))
-    monkeypatch.setattr("bespoke.engines.host.ROOM", 480)
-    assert [len(some) for some in host._alike(np.arange(10), np.full(10, 8))] == [2] * 5
+    chunks = Chunks(Mode(True, 32, gradient="func"), made.task, population.columns["x"])
+    monkeypatch.setattr("bespoke.federation.chunks.ROOM", 480)
+    assert [len(some) for some in chunks.alike(np.arange(10), np.full(10, 8))] == [2] * 5
 
 
 def test_an_auc_is_of_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from bespoke.engines.batches import Sliced
-from bespoke.methods.descend import descend
-from bespoke.models import token_loss
+from bespoke.federation.batches import SlicedBatches
+from bespoke.methods.parts.descend import descend
+from bespoke.models.fast import token_loss
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM
 
@@ -55,7 +55,7 @@ def test_descent_without_the_heads_gradient_is_plain_sgd(monkeypatch: pytest.Mon
     x, y = torch.randint(1, 11, (6, 4)), torch.randint(1, 11, (6, 4))
     y[3, 2:], y[4:] = 0, 0
     rows = {"x": x[None], "y": y[None], "mask": torch.ones(1, 6)}
-    batches = Sliced(rows, size=2, repeats=1, examples=torch.tensor(6), steps=3)
+    batches = SlicedBatches(rows, size=2, repeats=1, examples=torch.tensor(6), steps=3)
     before = {name: p.clone() for name, p in params.items()}
     found = descend(task, params, batches, lr=0.5)
     expected = dict(params)

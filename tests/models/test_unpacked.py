@@ -50,7 +50,7 @@ def write_gguf(path: Path) -> np.ndarray:
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BESPOKE_MODELS", str(tmp_path / "models"))
     monkeypatch.setattr(pretrained, "WHEELS", {})
-    for known in (pretrained.unpacked, pretrained.facts, pretrained.language_model, pretrained.tokenizer):
+    for known in (pretrained.unpacked, pretrained.facts, pretrained._model, pretrained.tokenizer):
         known.cache_clear()
     return tmp_path / "models"
 
@@ -75,7 +75,7 @@ def test_a_gguf_file_is_unpacked_once(models: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", watched)
     pretrained.unpacked.cache_clear()
-    pretrained.language_model.cache_clear()  # as another process would begin
+    pretrained._model.cache_clear()  # as another process would begin
     shutil.copy(models / "small" / "small.gguf", models / "copy.gguf")  # the same bytes elsewhere
     again = pretrained.language_model(str(models / "copy.gguf"))
     assert opened == [(folder, False)]

@@ -10,10 +10,10 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
-from bespoke.engines import choosing
-from bespoke.engines.choosing import choose
-from bespoke.engines.engine import Choice
-from bespoke.engines.host import ClientWork
+from bespoke.federation import choice as choosing
+from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice
+from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
 from bespoke.models.char_lstm import CharLSTM
 from bespoke.models.language import LanguageModel

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bespoke.errors import UserError
-from bespoke.privacy.accounting import Spent, calibrated, gaussian_epsilon, largest_mu, library
+from bespoke.privacy.accountant import Spent, calibrated, gaussian_epsilon, largest_mu, library
 
 DELTA = 1e-5
 RATES, NOISES, ROUNDS = (0.01, 0.05, 0.2), (0.8, 1.0, 1.5, 3.0), (1, 2, 7, 40, 300)

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.engines.engine import Choice
-from bespoke.privacy.compress import Compress
-from bespoke.privacy.transform import Sent
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
-from bespoke.watcher import Interrupted
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice
+from bespoke.messages.compress import Compress
+from bespoke.messages.transform import Outgoing
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from small_methods import SmallDitto
 from small_worlds import world
 
 KEYS = np.array([3, 4], dtype=np.uint64)
 
 
-def sent(rows: Any, memory: Any = None, key: int = 0) -> Sent:
+def sent(rows: Any, memory: Any = None, key: int = 0) -> Outgoing:
     up = {"delta": {"w": torch.as_tensor(rows, dtype=torch.float32)}, "weight": torch.ones(2)}
-    return Sent(up, 4 * (up["delta"]["w"].numel() + 2), KEYS, key, memory=memory or {})
+    return Outgoing(up, 4 * (up["delta"]["w"].numel() + 2), KEYS, key, memory=memory or {})
 
 
 def test_the_largest_entries_travel_and_the_rest_waits() -> None:

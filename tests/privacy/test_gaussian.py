@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bespoke.messages.transform import Outgoing
 from bespoke.method import Cohort
 from bespoke.privacy.gaussian import BIT, Adaptive, Gaussian, bit_noise, value_multiplier
-from bespoke.privacy.transform import Sent
 from bespoke.tensors import flatten
 
 KEYS = np.arange(4, dtype=np.uint64)
@@ -49,7 +49,7 @@ def test_a_client_moves_the_sum_by_at_most_one_in_units_of_the_noise(
     """sum over entries of (entry / deviation of its noise)^2 <= 1 / z^2: what makes z the noise multiplier."""
     ours = made(shape, central=multiplier, expected=4)
     state = ours.start()
-    up = ours.client(Sent(messages(scale, seed), 0, KEYS, 1, state)).up
+    up = ours.client(Outgoing(messages(scale, seed), 0, KEYS, 1, state)).up
     total = torch.zeros(4, dtype=torch.float64)
     for name, deviation in ours.deviations(state, "sum").items():
         for leaf in flatten(up[name]).values():
@@ -61,7 +61,7 @@ def test_flat_clipping_by_hand() -> None:
     """(3, 4) has norm 5: to a bound of 1 it becomes (0.6, 0.8), a short one stays."""
     ours = Gaussian(("delta",), 1.0)
     up = {"delta": {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4]])}}
-    found = ours.client(Sent(up, 16, KEYS[:2], 0)).up["delta"]["w"]
+    found = ours.client(Outgoing(up, 16, KEYS[:2], 0)).up["delta"]["w"]
     torch.testing.assert_close(found, torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
 
 
@@ -70,10 +70,10 @@ def test_bounds_by_field_and_by_layer() -> None:
         "delta": {"w": torch.tensor([[3.0, 4.0]]), "b": torch.tensor([[2.0]])},
         "control": {"w": torch.tensor([[9.0]])},
     }
-    by_field = Gaussian(("delta", "control"), {"delta": 1.0, "control": 3.0}).client(Sent(up, 0, KEYS[:1], 0)).up
+    by_field = Gaussian(("delta", "control"), {"delta": 1.0, "control": 3.0}).client(Outgoing(up, 0, KEYS[:1], 0)).up
     assert float(by_field["control"]["w"]) == pytest.approx(3.0)
     assert math.hypot(*by_field["delta"]["w"][0].tolist(), float(by_field["delta"]["b"])) == pytest.approx(1.0)
-    layers = Gaussian(("delta", "control"), 3.0, by_layer=True).client(Sent(up, 0, KEYS[:1], 0)).up
+    layers = Gaussian(("delta", "control"), 3.0, by_layer=True).client(Outgoing(up, 0, KEYS[:1], 0)).up
     part = 3 / math.sqrt(3)
     assert math.hypot(*layers["delta"]["w"][0].tolist()) == pytest.approx(part)
     assert float(layers["control"]["w"]) == pytest.approx(part)
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_sent_as_zeros_and_counts_are_public() -> None:
     up = messages(1.0, 0)
     up["delta"]["w"][2, 0, 0] = math.nan
     ours = made("flat", expected=6.5)
-    found = ours.client(Sent(up, 0, KEYS, 1)).up
+    found = ours.client(Outgoing(up, 0, KEYS, 1)).up
     assert all(not leaf[2].any() for leaf in flatten({n: found[n] for n in ours.hidden}).values())
     assert found["delta"]["w"][[0, 1, 3]].abs().sum() > 0
     assert found["weight"].tolist() == [1.0] * 4  # and not 17, which a method might have sent
@@ -122,7 +122,7 @@ def test_adaptive_by_hand() -> None:
     assert bit_noise(None, 1.0, 10.0) == 1.0  # in a small cohort a twentieth would leave nothing
     ours = Gaussian(("delta",), 1.0, expected=4, adaptive=Adaptive(quantile=0.5, rate=0.2))
     up = {"delta": {"w": torch.tensor([[0.5], [0.9], [1.0], [7.0]])}}  # three of four within 1
-    seen = ours.client(Sent(up, 16, KEYS, 0, ours.start()))
+    seen = ours.client(Outgoing(up, 16, KEYS, 0, ours.start()))
     assert seen.up[BIT].tolist() == [0.5, 0.5, 0.5, -0.5]
     assert seen.nbytes == 16 + 16
     cohort = Cohort({"delta": {}, BIT: seen.up[BIT].sum()}, {}, (0, 1, 2, 3))
@@ -139,7 +139,7 @@ def test_an_adaptive_bound_finds_the_quantile(quantile: float) -> None:
     ours = Gaussian(("delta",), 30.0, 1.0, expected=100, adaptive=Adaptive(quantile, 0.2), reproducible=True)
     state, bounds = ours.start(), []
     for round in range(150):
-        up = ours.client(Sent({"delta": {"w": norms[:, None]}}, 0, keys, round, state)).up
+        up = ours.client(Outgoing({"delta": {"w": norms[:, None]}}, 0, keys, round, state)).up
         cohort = Cohort({"delta": {"w": up["delta"]["w"].sum(0)}, BIT: up[BIT].sum()}, {}, tuple(range(100)))
         _, state = ours.server(cohort, state, round)
         bounds.append(state["bound"])

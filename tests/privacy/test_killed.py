@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from bespoke.privacy.accounting import gaussian_epsilon
+from bespoke.privacy.accountant import gaussian_epsilon
 from bespoke.randomness import mix
-from bespoke.runfolder import RunFolder, read_checkpoint
+from bespoke.runs.folder import RunFolder, read_checkpoint
 from bespoke.tensors import flatten
 from kills import KILLED, Driver
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.comparison import Comparison
-from bespoke.engines.engine import Choice
+from bespoke.declarations import reveals
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.engine import Choice
 from bespoke.method import Method
 from bespoke.methods import METHODS, FedAvg
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.stages import Experiment, Stage
-from bespoke.watcher import Interrupted
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import Comparison
 from ledger_epsilon import Moment, gaussian, lines, multipliers, poisson, statement, without_replacement
 from small_worlds import world
 
@@ -91,7 +92,7 @@ def experiment(*stages: tuple[Method, int], cohort: int = 7, sampling: str = "un
     # what a file would say: it names the stages in the cache
     config = {
         "privacy": terms, "cohort": {"size": cohort, "sampling": sampling},
-        "stage": [{"method": method.name, "rounds": rounds} for method, rounds in stages],
+        "stage": [{"method": method.card.name, "rounds": rounds} for method, rounds in stages],
     }  # fmt: skip
     return Experiment(
         "private", GROUPED, PLACE.split, PLACE.task, tuple(Stage(*stage) for stage in stages), "mse", cohort=cohort,
@@ -118,7 +119,7 @@ def test_a_single_run(terms: dict[str, Any], tmp_path: Path) -> None:
     if "accountant" in terms:  # a looser bound: only that it is one
         assert gaussian(sum(z**-2 for z in multipliers(tmp_path / "run").values()), DELTA) < said["released"]["epsilon"]
     else:
-        agrees(tmp_path / "run", {made.name: 1.0}, budget=BUDGET)
+        agrees(tmp_path / "run", {made.card.name: 1.0}, budget=BUDGET)
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "uniform"])
@@ -142,16 +143,17 @@ def test_noise_on_clients(tmp_path: Path) -> None:
         METHODS["mixed"](PLACE.task, statistics="sums"), METHODS["hypcluster"](PLACE.task, k=2, weighting="uniform"),
         METHODS["mr-mtl"](PLACE.task), METHODS["self-fl"](PLACE.task),
     ],
-    ids=lambda made: f"{made.name}-{getattr(made, 'statistics', '')}",
+    ids=lambda made: f"{made.card.name}-{getattr(made, 'statistics', '')}",
 )  # fmt: skip
 def test_sums_of_statistics_are_clipped_noised_and_accounted_for(made: Method, tmp_path: Path) -> None:
     """What is sent is no update; the noise is calibrated and accounted for as that of updates."""
     run(tmp_path / "run", experiment((made, 3)))
-    said = agrees(tmp_path / "run", {made.name: 1.0}, budget=BUDGET)
+    said = agrees(tmp_path / "run", {made.card.name: 1.0}, budget=BUDGET)
     rounds = [line for line in lines(tmp_path / "run", "ledger.jsonl") if line["round"]]
     assert said["rounds"] == len(rounds)
     for line in rounds:
-        assert set(line["noise"]["sum"]) == {name for name, reveal in made.uplink.items() if reveal.name == "SUM"}
+        sums = {name for name, reveal in reveals(made.uplink).items() if reveal.name == "SUM"}
+        assert set(line["noise"]["sum"]) == sums
 
 
 # -- runs that share stages --------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_rounds_count_with_the_noise_they_were_made_with(
 ) -> None:
     """Whatever becomes of privacy.json between two processes; a checkpoint that holds a copy of it puts it back."""
     if lost == "changed":
-        monkeypatch.setattr("bespoke.runfolder.SETTLED", ())
+        monkeypatch.setattr("bespoke.runs.folder.SETTLED", ())
     what, stops = experiment((fedavg(), 4)), iter([False, True])
     with pytest.raises(Interrupted):
         run(tmp_path / "run", what, stop=lambda: next(stops))

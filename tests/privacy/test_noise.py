@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import stats
 
+from bespoke.messages.transform import Outgoing
 from bespoke.method import Cohort
 from bespoke.privacy.gaussian import Gaussian
 from bespoke.privacy.noise import keyed_normal, secret_normal, with_noise
-from bespoke.privacy.transform import Sent
 
 MANY = 40_000
 RARE = 1e-7  # a test of true randomness fails by chance this often
@@ -22,9 +22,9 @@ def gaussian(**knobs: object) -> Gaussian:
     return Gaussian(**{"hidden": ("delta",), "bound": 2.0, "central": 0.0, "local": 0.0, **knobs})  # type: ignore[arg-type]
 
 
-def sent(clients: int = 3, width: int = MANY, key: int = 5) -> Sent:
+def sent(clients: int = 3, width: int = MANY, key: int = 5) -> Outgoing:
     up = {"delta": {"w": torch.zeros(clients, width)}}
-    return Sent(up, 4 * clients * width, np.arange(clients, dtype=np.uint64), key)
+    return Outgoing(up, 4 * clients * width, np.arange(clients, dtype=np.uint64), key)
 
 
 @pytest.mark.parametrize("draw", [secret_normal, lambda shape: keyed_normal(shape, 7, "sum")], ids=["secret", "keyed"])
@@ -57,7 +57,7 @@ def test_clients_rounds_and_fields_draw_independently(reproducible: bool) -> Non
     rows = [
         row.numpy()
         for key in (1, 2)
-        for field in made.client(Sent(both, 0, keys, key)).up.values()
+        for field in made.client(Outgoing(both, 0, keys, key)).up.values()
         for row in field["w"]
     ]
     cohort = Cohort({name: {"w": torch.zeros(MANY)} for name in both}, {}, (0, 1))
@@ -91,7 +91,7 @@ def test_reproducible_noise_does_not_depend_on_who_is_stacked_together() -> None
     made = gaussian(local=1.0, reproducible=True)
     together = made.client(sent(3, 50)).up["delta"]["w"]
     for client in range(3):
-        alone = Sent({"delta": {"w": torch.zeros(1, 50)}}, 0, np.array([client], dtype=np.uint64), 5)
+        alone = Outgoing({"delta": {"w": torch.zeros(1, 50)}}, 0, np.array([client], dtype=np.uint64), 5)
         assert torch.equal(made.client(alone).up["delta"]["w"][0], together[client])
 
 

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from bespoke.engines.engine import Choice
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
-from bespoke.method import Method, Reveal
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.federation.cohorts import SideBySide
+from bespoke.federation.engine import Choice
+from bespoke.method import Method
 from bespoke.methods import METHODS, FedAvg, HypCluster
-from bespoke.methods.shared_model import SharedModel
-from bespoke.privacy.accounting import Spent, gaussian_epsilon
+from bespoke.methods.parts.shared_model import SharedModel
+from bespoke.privacy.accountant import Spent, gaussian_epsilon
 from bespoke.privacy.settings import PrivacyConfig
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.sampling import SideBySide
-from bespoke.stages import Experiment, Stage
-from bespoke.watcher import Interrupted
+from bespoke.runs.events import Interrupted
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from small_methods import Median
 from small_worlds import world
 
@@ -77,7 +78,7 @@ def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
         assert (central["released"]["epsilon"], central["messages"]["epsilon"]) == (0.0, 0.0)
         return
     exact = gaussian_epsilon(2.0, DELTA)  # all clients, two rounds, z = 1
-    each = [field for field, reveal in made.uplink.items() if reveal is Reveal.EACH]
+    each = [field for field, reveal in reveals(made.uplink).items() if reveal is Reveal.EACH]
     sees_each = bool(each)
     assert central["released"]["epsilon"] == (None if sees_each else pytest.approx(exact))
     assert ("every client's" in " ".join(central["released"]["why"])) == sees_each
@@ -87,7 +88,7 @@ def test_every_method_under_privacy(name: str, tmp_path: Path) -> None:
     assert local["released"]["epsilon"] == pytest.approx(local["messages"]["epsilon"])
     noise = lines(tmp_path / "central", "ledger.jsonl")[-2]["noise"]
     assert noise["clip"] == 0.5
-    assert set(noise["sum"]) == {n for n, r in made.uplink.items() if r.name != "COUNT"}
+    assert set(noise["sum"]) == {n for n, r in reveals(made.uplink).items() if r.name != "COUNT"}
     assert set(noise["sum"].values()) == {0.5}
     assert noise["client"] == {}
 
@@ -417,7 +418,7 @@ def test_noise_that_was_settled_stays_although_the_library_may_change(
     path = tmp_path / "run" / "privacy.json"
     settled = json.loads(path.read_text())
     path.write_text(json.dumps({**settled, "noise": settled["noise"] / 2}))  # the checkpoint knows better
-    monkeypatch.setattr("bespoke.privacy.budget.calibrated", lambda *_: 2 * settled["noise"])
+    monkeypatch.setattr("bespoke.privacy.account.calibrated", lambda *_: 2 * settled["noise"])
     assert run(tmp_path / "run", what)["privacy"]["noise"] == settled["noise"]
     assert json.loads(path.read_text()) == settled
     for lost in (tmp_path / "run" / "result.json", *(tmp_path / "run" / "checkpoints").iterdir()):

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bespoke.catalogue import describe_methods, hidden, learned
 from bespoke.cli.compare import _terms
-from bespoke.comparison import Comparison
-from bespoke.config import checked
+from bespoke.cli.list import describe_methods, hidden, learned
 from bespoke.errors import UserError
-from bespoke.experiments import build, to_toml
-from bespoke.metrics.guarantee import sentences
-from bespoke.metrics.summary import summarize
-from bespoke.reports.html import write_report
-from bespoke.reports.trials import print_trials
-from bespoke.rounds import Run
-from bespoke.runfolder import RunFolder
-from bespoke.tuning import Tuning, check_tune
-from bespoke.watcher import Silent
+from bespoke.experiment.build import build, to_toml
+from bespoke.experiment.checks import checked
+from bespoke.report.guarantee import sentences
+from bespoke.report.page import write_report
+from bespoke.report.report import summarize
+from bespoke.report.trials import print_trials
+from bespoke.runs.events import Silent
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
+from bespoke.study.comparison import Comparison
+from bespoke.study.tuning import Tuning, check_tune
 from ledger_epsilon import gaussian
 
 DATA = {"source": "synthetic", "options": {"clients": 12, "examples": 10, "features": 3}, "standardize": "none"}
@@ -78,7 +78,8 @@ def test_clients_weigh_alike_unless_told_otherwise() -> None:
         },
         "exp.toml",
     )
-    assert build(told).stages[0].method.uplink["weight"].name == "SUM"  # then it is clipped and noised like the rest
+    # then it is clipped and noised like the rest
+    assert build(told).stages[0].method.uplink["weight"].reveal.name == "SUM"
     plain = checked({"data": DATA, "stage": [{"method": "fedavg", "rounds": 2}]}, "exp.toml")
     assert "weighting" not in to_toml(plain)
     assert "privacy" not in to_toml(plain)

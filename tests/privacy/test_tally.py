@@ -10,11 +10,11 @@ import pytest
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
+from bespoke.federation.cohorts import Sampler, SideBySide
 from bespoke.methods import FedAvg, FineTune
 from bespoke.privacy.attempts import Made
 from bespoke.privacy.release import NOTHING
-from bespoke.privacy.tally import Plan, Tally, expected_size, sampling_of
-from bespoke.sampling import Sampler, SideBySide
+from bespoke.privacy.tally import StagePlan, Tally, expected_size, sampling_of
 
 NO_TASK: Any = None
 AVERAGING, TUNING = FedAvg(NO_TASK), FineTune(NO_TASK)
@@ -61,17 +61,17 @@ def test_expected_size_of_groups_is_the_sum_of_theirs() -> None:
 
 # -- how often clients come --------------------------------------------------------------------------------------------
 def test_the_rate_is_that_of_the_smallest_group() -> None:
-    assert Plan(AVERAGING, 3, sampler(40, 10)).rate == 0.25
-    assert Plan(AVERAGING, 3, sampler(40, 10, "full")).rate == 1.0
-    assert Plan(AVERAGING, 3, sampler(4, 10)).rate == 1.0
-    assert Plan(AVERAGING, 3, SideBySide({1: sampler(40, 10), 2: sampler(20, 10)})).rate == 0.5
-    assert Plan(AVERAGING, 3, SideBySide({})).rate == 1.0
+    assert StagePlan(AVERAGING, 3, sampler(40, 10)).rate == 0.25
+    assert StagePlan(AVERAGING, 3, sampler(40, 10, "full")).rate == 1.0
+    assert StagePlan(AVERAGING, 3, sampler(4, 10)).rate == 1.0
+    assert StagePlan(AVERAGING, 3, SideBySide({1: sampler(40, 10), 2: sampler(20, 10)})).rate == 0.5
+    assert StagePlan(AVERAGING, 3, SideBySide({})).rate == 1.0
 
 
 def test_which_sampling_is_accounted_for() -> None:
     def kind(base: Sampler, *rates: float, local: bool = False) -> str:
-        plans = [Plan(AVERAGING, 3, sampler(100, round(100 * rate))) for rate in rates]
-        return sampling_of(base, [*plans, Plan(TUNING, 0, sampler(100, 10))], local)
+        plans = [StagePlan(AVERAGING, 3, sampler(100, round(100 * rate))) for rate in rates]
+        return sampling_of(base, [*plans, StagePlan(TUNING, 0, sampler(100, 10))], local)
 
     assert kind(sampler(40, 10, "poisson"), 0.25) == "poisson"
     assert kind(sampler(40, 10), 0.25) == "fixed"
@@ -83,7 +83,7 @@ def test_which_sampling_is_accounted_for() -> None:
 
 
 # -- rounds that are added up ------------------------------------------------------------------------------------------
-def tally(known: bool, *plans: Plan, times: dict[tuple[int, int, str], int] | None = None) -> Tally:
+def tally(known: bool, *plans: StagePlan, times: dict[tuple[int, int, str], int] | None = None) -> Tally:
     """Of an account with the noise 2: mu^2 of a message is 1/4 for the released models, 1/16 for messages."""
     account: Any = SimpleNamespace(
         plans=plans, settled={"noise": 2.0}, kind="fixed", general=[], learned=NOTHING,
@@ -96,7 +96,7 @@ def tally(known: bool, *plans: Plan, times: dict[tuple[int, int, str], int] | No
     return Tally(account, np.zeros((2, 3)) if known else None)
 
 
-EVERYONE = Plan(AVERAGING, 9, sampler(3, 3, "full"))
+EVERYONE = StagePlan(AVERAGING, 9, sampler(3, 3, "full"))
 
 
 def test_a_round_that_is_added_up_is_not_added_again() -> None:
@@ -113,7 +113,7 @@ def test_a_round_that_is_added_up_is_not_added_again() -> None:
 
 
 def test_rounds_of_sampled_cohorts_are_counted_once() -> None:
-    found = tally(False, Plan(AVERAGING, 9, sampler(40, 10)), Plan(AVERAGING, 9, sampler(20, 10)))
+    found = tally(False, StagePlan(AVERAGING, 9, sampler(40, 10)), StagePlan(AVERAGING, 9, sampler(20, 10)))
     for place, number in ((0, 2), (0, 2), (0, 1), (1, 1), (0, 5), (1, 1)):
         found.advance(place, number)
     released, messages = found.spent()
@@ -128,14 +128,14 @@ def test_a_round_that_was_made_twice_counts_twice() -> None:
     known = tally(True, EVERYONE, times=again)
     known.advance(0, 3)
     assert [spent.squared_mu for spent in known.spent()] == [1.0, 0.25]  # (1 + 2 + 1) / 4
-    sampled = tally(False, Plan(AVERAGING, 9, sampler(40, 10)), times=again)
+    sampled = tally(False, StagePlan(AVERAGING, 9, sampler(40, 10)), times=again)
     sampled.advance(0, 3)
     assert sampled.spent()[0].rounds == pytest.approx({(0.25, 2.0): 2, (0.25, 2 / 2**0.5): 1})
 
 
 def test_what_is_spent_is_that_of_the_client_who_came_most_often() -> None:
     """Two of three in turns: after four rounds somebody has come three times, nobody four."""
-    found = tally(True, Plan(AVERAGING, 9, sampler(3, 2, "round-robin")))
+    found = tally(True, StagePlan(AVERAGING, 9, sampler(3, 2, "round-robin")))
     counts = np.zeros(3)
     for number in (1, 2, 3, 4):
         found.advance(0, number)
@@ -144,7 +144,7 @@ def test_what_is_spent_is_that_of_the_client_who_came_most_often() -> None:
 
 
 def test_a_stage_without_rounds_sends_nothing_and_copies_stand_alone() -> None:
-    found = tally(True, Plan(TUNING, 0, sampler(3, 3, "full")), EVERYONE)
+    found = tally(True, StagePlan(TUNING, 0, sampler(3, 3, "full")), EVERYONE)
     found.advance(0, 4)
     assert found.spent()[0].squared_mu == 0.0
     assert found.spent()[0].why == ()

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.config import checked
-from bespoke.data import texts
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
+from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
-from bespoke.experiments import load_population, prepare
+from bespoke.experiment.checks import checked
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.prepare import prepare
 from bespoke.privacy.release import SPOKEN, Learned, Learner, threshold
 
 CLIENTS = 300

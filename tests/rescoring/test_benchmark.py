@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bespoke.deploy.personal import open_run
-from bespoke.experiments import build, load_population
+from bespoke.experiment.build import build
+from bespoke.experiment.loading import load_population
 from bespoke.rescoring.interpolation import Plan
-from bespoke.rescoring.nbest import Utterance
+from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.rescore import write
+from bespoke.runs.finished import open_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +52,7 @@ def test_no_segment_was_trained_on(benchmark: Any, run: Path) -> None:
 
 def test_a_list_that_was_cut_off_is_recognised_again(benchmark: Any, tmp_path: Path) -> None:
     path = tmp_path / "nbest.jsonl"
-    lines = [json.dumps(Utterance(name, "me", ("a",), (0.0,)).to_json()) for name in ("a", "b")]
+    lines = [json.dumps(Hypotheses(name, "me", ("a",), (0.0,)).to_json()) for name in ("a", "b")]
     assert benchmark._kept(path) == set()
     path.write_text(f"{lines[0]}\n{lines[1][:9]}")
     assert benchmark._kept(path) == {"a"}
@@ -79,7 +80,7 @@ def test_features_are_whispers(benchmark: Any) -> None:
 
 def test_the_page_says_when_the_word_error_rate_does_not_fall(benchmark: Any, tmp_path: Path) -> None:
     texts = ("a b c d", "a b c", "x b c d")
-    spoken = [Utterance(f"u{i}", "me", texts, (-1.0, -1.1, -1.2), texts[0], "test") for i in range(9)]
+    spoken = [Hypotheses(f"u{i}", "me", texts, (-1.0, -1.1, -1.2), texts[0], "test") for i in range(9)]
     for name in ("paper", "tuned"):
         models = {label: [np.array([-8.0, -2.0, -9.0])] * 9 for label in benchmark.METHODS}
         result = Plan.of(spoken, 0.1, 0.0).rescored(models)

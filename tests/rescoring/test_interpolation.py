@@ -11,13 +11,13 @@ from scipy import stats
 
 from bespoke.errors import UserError
 from bespoke.rescoring.interpolation import BONUSES, ORACLE, RECOGNISER, UNAIDED, WEIGHTS, Plan, Rescored
-from bespoke.rescoring.nbest import Utterance
+from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.wer import errors, words_of
 
 
-def utterance(number: int, split: str, reference: str | None, *hypotheses: tuple[str, float]) -> Utterance:
+def utterance(number: int, split: str, reference: str | None, *hypotheses: tuple[str, float]) -> Hypotheses:
     texts, scores = zip(*hypotheses)
-    return Utterance(f"u{number}", "me", texts, scores, reference, split)
+    return Hypotheses(f"u{number}", "me", texts, scores, reference, split)
 
 
 def by_name(result: Rescored, name: str) -> object:
@@ -66,7 +66,7 @@ def test_word_errors_are_jiwers_and_those_of_a_hand_count() -> None:
     assert by_name(result, RECOGNISER).wer == pytest.approx(jiwer.wer(refs, hyps)) == pytest.approx(2 / 11)
 
 
-def drawn(count: int, seed: int = 0) -> tuple[list[Utterance], list[np.ndarray]]:
+def drawn(count: int, seed: int = 0) -> tuple[list[Hypotheses], list[np.ndarray]]:
     """Utterances whose right hypothesis stands second and is told by the language model, mostly."""
     random = np.random.default_rng(seed)
     spoken, language = [], []

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import bespoke as library
-from bespoke.deploy.personal import export_personal, load_personal
+from bespoke.deploy.export import export_personal, load_personal
 from bespoke.rescoring.language import RunLanguage
-from bespoke.rescoring.nbest import Utterance
-from bespoke.runfolder import RunFolder
+from bespoke.rescoring.nbest import Hypotheses
+from bespoke.runs.folder import RunFolder
 from bespoke.tensors import take
 from command import bespoke, refused
 
@@ -25,7 +25,7 @@ def language(run: Path) -> RunLanguage:
 
 
 def spoken(language: RunLanguage, level: str, client: str, *texts: str, group: str | None = None) -> np.ndarray:
-    return language.spoken(level, [Utterance("u", client, texts, (0.0,) * len(texts), group=group)])[0]
+    return language.spoken(level, [Hypotheses("u", client, texts, (0.0,) * len(texts), group=group)])[0]
 
 
 def test_a_log_probability_is_the_sum_of_task_scores_and_the_product_of_softmaxes(language: RunLanguage) -> None:

@@ -16,19 +16,20 @@ from bespoke.analysis.choosers import check_choosers, choosers
 from bespoke.analysis.crossed import check_crossed, crossed
 from bespoke.analysis.embeddings import check_embeddings, embeddings
 from bespoke.analysis.fewer import check_examples, check_fewer, fewer_examples, number_of_examples
-from bespoke.analysis.finished import FORMAT, Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.ood import check_ood, out_of_distribution
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.smaller import check_smaller, smaller_tests
 from bespoke.analysis.sweep import check_sweep, parse_sweep, sweep
-from bespoke.data.arrays import settle, write_text
 from bespoke.data.population import Population
-from bespoke.deploy.personal import open_run
 from bespoke.errors import UserError
-from bespoke.experiments import load_population
-from bespoke.metrics.candidates import axes_of, settings_of
-from bespoke.metrics.folders import read_study
-from bespoke.metrics.text import jsonable
-from bespoke.watcher import Progress, Silent
+from bespoke.experiment.loading import load_population
+from bespoke.runs.events import Progress, Silent
+from bespoke.runs.finished import open_run
+from bespoke.statistics.analyses import ANALYSIS_FORMAT
+from bespoke.statistics.candidates import axes_of, settings_of
+from bespoke.statistics.folders import read_study
+from bespoke.statistics.formatting import jsonable
+from bespoke.storage import settle, write_text
 
 FRACTIONS = (1.0, 0.5, 0.25)
 OTHERS = 500  # rows of other clients
@@ -187,13 +188,13 @@ def _made(run: Finished, job: _Job) -> dict[str, Any]:
     """Make an analysis and write it down."""
     numbers, table = job.make(run.candidates()) if job.make else job.look() if job.look else ({}, {})
     experiment = run.experiment
-    record = {
-        "format": FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,
+    found = {
+        "format": ANALYSIS_FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,
         "seed": experiment.seed, "metric": experiment.metric, "lower_is_better": experiment.lower_is_better,
         "clients": len(run.clients), "protocol": experiment.split.kind,
         "trained": any(stage.rounds for stage in experiment.stages), **numbers,
     }  # fmt: skip
-    record = jsonable(record, 8)
+    record: dict[str, Any] = jsonable(found, 8)
     place = run.path / "analysis"
     place.mkdir(exist_ok=True)
     _write_table(place / f"{job.name}.parquet", table)
@@ -218,8 +219,8 @@ def _kept(path: Path, name: str, asked: dict[str, Any]) -> dict[str, Any] | None
         record = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = isinstance(record, dict) and record.get("format") == FORMAT and record.get("asked") == jsonable(asked, 8)
-    return record if same else None
+    known = isinstance(record, dict) and record.get("format") == ANALYSIS_FORMAT
+    return record if known and record.get("asked") == jsonable(asked, 8) else None
 
 
 def _write_table(path: Path, columns: dict[str, Any]) -> None:

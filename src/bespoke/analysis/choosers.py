@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import measured
-from bespoke.metrics.candidates import axes_of
-from bespoke.metrics.significance import wilcoxon
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
+from bespoke.statistics.candidates import axes_of
+from bespoke.statistics.significance import wilcoxon
 
 
 def check_choosers(run: Finished) -> None:
     if not axes_of(run.method.candidates()):
         raise DoesNotApply(
-            f"--per-client: {run.path} ({run.method.name}) has no settings to choose among; it applies to methods such "
-            "as finetune"
+            f"--per-client: {run.path} ({run.method.card.name}) has no settings to choose among; it applies to methods "
+            "such as finetune"
         )
     if not run.experiment.split.test.validation.sizes(run.clients).any():
         raise DoesNotApply(

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespoke.analysis.finished import DoesNotApply, Finished
 from bespoke.analysis.measured import mean
-from bespoke.engines.batches import Orders
-from bespoke.engines.host import WHOLE
+from bespoke.analysis.reopened import DoesNotApply, Finished
+from bespoke.experiment.choosing import Floats, QueryScores
+from bespoke.federation.batches import WHOLE, Orders
 from bespoke.method import Method
-from bespoke.metrics.significance import bootstrap_means, percentile_interval
 from bespoke.models.prefix import PrefixLM
-from bespoke.selection import Floats, QueryScores
+from bespoke.statistics.significance import bootstrap_means, percentile_interval
 from bespoke.tensors import Params
 
 FEW = 3  # other clients, and wrong contexts, of each kind
@@ -31,9 +30,11 @@ COLUMNS = ("own", "other", "stranger", "anybody", "wrong", "foreign", "none")
 def check_crossed(run: Finished) -> None:
     kind = type(run.method)
     if kind.personalize is Method.personalize:
-        raise DoesNotApply(f"--crossed: {run.path} ({run.method.name}) gives every client the shared model")
+        raise DoesNotApply(f"--crossed: {run.path} ({run.method.card.name}) gives every client the shared model")
     if kind.predict is not Method.predict or kind.outputs is not Method.outputs:
-        raise DoesNotApply(f"--crossed: the models of {run.path} ({run.method.name}) are no parameters of one network")
+        raise DoesNotApply(
+            f"--crossed: the models of {run.path} ({run.method.card.name}) are no parameters of one network"
+        )
     if len(run.clients) < 2:
         raise DoesNotApply(f"--crossed: {run.path} has one tested client: there is no other's model to hold against")
 

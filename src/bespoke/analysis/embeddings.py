@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespoke.analysis.finished import DoesNotApply, Finished
 from bespoke.analysis.preference_map import check_map, maps, preference_map
+from bespoke.analysis.reopened import DoesNotApply, Finished
 from bespoke.randomness import generator
 
 DRAWN = 1000  # clients in the plane: t-SNE of all would take long and show no more
@@ -30,8 +30,8 @@ def check_embeddings(run: Finished) -> None:
         return check_map(run)
     if "embedding" not in run.method.private:
         raise DoesNotApply(
-            f"--embeddings: clients of {run.path} ({run.method.name}) have no embeddings; it applies to fedembed and "
-            "fedpc"
+            f"--embeddings: clients of {run.path} ({run.method.card.name}) have no embeddings; it applies to fedembed "
+            "and fedpc"
         )
     if len(set(run.experiment.population.groups)) < 2:
         raise DoesNotApply(f"--embeddings: the clients of {run.path} have no groups to hold embeddings against")
@@ -81,10 +81,12 @@ def _guessed(run: Finished, points: Floats, many: int) -> Ints:
     """The cluster of every embedding."""
     server = _server_points(run)
     if server is not None:
-        return ((points[:, None] - server) ** 2).sum(-1).argmin(1)
+        places: Ints = ((points[:, None] - server) ** 2).sum(-1).argmin(1)
+        return places
     from sklearn.cluster import KMeans
 
-    return KMeans(many, n_init=5, random_state=0).fit_predict(points).astype(np.int64)
+    clusters: Ints = KMeans(many, n_init=5, random_state=0).fit_predict(points).astype(np.int64)
+    return clusters
 
 
 def matched(places: Ints, group: Ints, many: int) -> Ints:
@@ -93,7 +95,7 @@ def matched(places: Ints, group: Ints, many: int) -> Ints:
 
     overlap = np.zeros((int(places.max()) + 1, many), dtype=np.int64)
     np.add.at(overlap, (places, group), 1)
-    names = overlap.argmax(1)
+    names: Ints = overlap.argmax(1)
     cluster, taken = linear_sum_assignment(-overlap)
     names[cluster] = taken
     return names[places]
@@ -106,4 +108,6 @@ def _plane(points: Floats) -> Floats:
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(points) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(torch.from_numpy(points).numpy())
+    reduce = TSNE(perplexity=perplexity, init="pca", random_state=0)
+    plane: Floats = reduce.fit_transform(torch.from_numpy(points).numpy())
+    return plane

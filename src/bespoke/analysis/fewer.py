@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import measured
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import Fewer
 from bespoke.errors import UserError
+from bespoke.experiment.choosing import Chosen
 from bespoke.method import Method
-from bespoke.selection import Choice
 
 
 def parse_fractions(text: str, option: str = "--fewer-examples") -> tuple[float, ...]:
@@ -39,19 +39,20 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def check_fewer(run: Finished) -> None:
-    by_support = not run.method.trains or run.method.choose == "support"
+    by_support = not run.method.trains or run.method.choosing.by == "support"
     newcomers = run.stateful and run.experiment.split.kind == "cross-device"
     if not (by_support or newcomers):
         raise DoesNotApply(
-            f"--fewer-examples: the models of {run.path} ({run.method.name}) are made in training, not from examples "
-            "to adapt on; it applies to methods such as finetune"
+            f"--fewer-examples: the models of {run.path} ({run.method.card.name}) are made in training, not from "
+            "examples to adapt on; it applies to methods such as finetune"
         )
 
 
 def check_examples(run: Finished) -> None:
     if type(run.method).personalize is Method.personalize:
         raise DoesNotApply(
-            f"--examples: {run.path} ({run.method.name}) gives every client the shared model, whatever its examples"
+            f"--examples: {run.path} ({run.method.card.name}) gives every client the shared model, whatever its "
+            "examples"
         )
 
 
@@ -83,9 +84,9 @@ def _with_fewer(
         cut = Fewer.sample(support, fraction, experiment.seed, most)
         scored = run.examined(method, cut, what)
         picked = chosen
-        if method.choose in ("client", "support"):
-            anew = run.choice(scored, method.choose, run.allowed(method))
-            picked = run.accepted(Choice(chosen.default, anew.own), scored, cut)
+        if method.choosing.by in ("client", "support"):
+            anew = run.choice(scored, method.choosing.by, run.allowed(method))
+            picked = run.accepted(Chosen(chosen.default, anew.own), scored, cut)
         values = scored.query.at(picked, metric)
         sizes = cut.sizes(run.clients)
         points.append({name: key, "examples": float(sizes.mean()), **measured(values, shared, lower)})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.selection import Floats
+from bespoke.experiment.choosing import Floats
 
 
 def measured(values: Floats, shared: Floats, lower_is_better: bool) -> dict[str, Any]:

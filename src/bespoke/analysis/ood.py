@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import mean
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import Others
-from bespoke.metrics.candidates import axes_of, named, settings_of
-from bespoke.selection import Choice, Floats, QueryScores
+from bespoke.experiment.choosing import Chosen, Floats, QueryScores
+from bespoke.statistics.candidates import axes_of, named, settings_of
 
 
 def check_ood(run: Finished) -> None:
     if len(run.method.candidates()) < 2:
         raise DoesNotApply(
-            f"--ood: {run.path} has one model for everyone ({run.method.name}); it needs a method that makes personal "
-            "models, such as finetune"
+            f"--ood: {run.path} has one model for everyone ({run.method.card.name}); it needs a method that makes "
+            "personal models, such as finetune"
         )
 
 
@@ -43,7 +43,7 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
     metric = run.experiment.metric
     scores = {"own": found.query, **{name: QueryScores(run.clients, sums[name]) for name in parts}}
     values = {name: score.values(metric) for name, score in scores.items()}
-    places = {"shared": Choice(0, {}), "chosen": run.chosen()}
+    places = {"shared": Chosen(0, {}), "chosen": run.chosen()}
     record = {
         "rows": len(parts["others"].rows) if "others" in parts else rows,
         "start": names[0],  # what "shared" is of: the model before personalization, or the largest cluster's

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bespoke.analysis.finished import DoesNotApply, Finished
+from bespoke.analysis.reopened import DoesNotApply, Finished
 from bespoke.data.population import Population
 from bespoke.data.splits import Rows
 from bespoke.tensors import Tree, leaves
@@ -53,7 +53,8 @@ def nearest(points: Floats) -> Ints:
         return np.full(len(points), -1)
     apart = ((points[:, None] - points) ** 2).sum(-1)
     np.fill_diagonal(apart, np.inf)
-    return apart.argmin(1)
+    places: Ints = apart.argmin(1)
+    return places
 
 
 def points_of(stacked: Tree) -> Floats:

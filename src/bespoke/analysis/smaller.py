@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import measured
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import FewerTests
-from bespoke.selection import Choice, QueryScores
+from bespoke.experiment.choosing import Chosen, QueryScores
 
 
 def check_smaller(run: Finished) -> None:
-    if not run.method.after or len(run.method.candidates()) < 2:
+    if not run.method.card.after or len(run.method.candidates()) < 2:
         raise DoesNotApply(
-            f"--smaller-tests: {run.path} ({run.method.name}) does not begin with a shared model whose change could "
-            "be seen; it applies to methods such as finetune"
+            f"--smaller-tests: {run.path} ({run.method.card.name}) does not begin with a shared model whose change "
+            "could be seen; it applies to methods such as finetune"
         )
 
 
@@ -37,7 +37,7 @@ def smaller_tests(
     chosen, points, columns = run.chosen(), [], []
     for fraction, cut in cuts.items():
         scores = QueryScores(clients, sums[f"{fraction:g}"])
-        values, shared = (scores.at(choice, metric) for choice in (chosen, Choice(0, {})))
+        values, shared = (scores.at(choice, metric) for choice in (chosen, Chosen(0, {})))
         sizes = cut.sizes(clients)
         points.append({"fraction": fraction, "examples": float(sizes.mean()), **measured(values, shared, lower)})
         columns.append((np.full(len(values), fraction), sizes, values, shared))

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.finished import Candidates, DoesNotApply, Finished
 from bespoke.analysis.measured import mean, measured
-from bespoke.config import check_knobs
+from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.errors import UserError, unknown
+from bespoke.experiment.choosing import Chosen, Floats
+from bespoke.experiment.typed import check_knobs
 from bespoke.method import Method
-from bespoke.metrics.candidates import axes_of, named, settings_of
-from bespoke.selection import Choice, Floats
+from bespoke.statistics.candidates import axes_of, named, settings_of
 
 MOST_CURVES = 8  # other settings that are also shown one by one
 
@@ -41,11 +41,11 @@ def parse_sweep(text: str) -> tuple[str, str, tuple[Any, ...]]:
 def check_sweep(run: Finished, text: str) -> None:
     name, knob, values = parse_sweep(text)
     method = run.method
-    if name not in ("", method.name):
-        raise DoesNotApply(f"--sweep {text}: the last stage of {run.path} is {method.name}, not {name}")
+    if name not in ("", method.card.name):
+        raise DoesNotApply(f"--sweep {text}: the last stage of {run.path} is {method.card.name}, not {name}")
     if method.trains:
         raise DoesNotApply(
-            f"--sweep {text}: {run.path} ({method.name}) is trained in rounds, which an analysis does not repeat; "
+            f"--sweep {text}: {run.path} ({method.card.name}) is trained in rounds, which an analysis does not repeat; "
             "compare its settings with `bespoke compare`, or sweep a method without rounds, such as finetune"
         )
     knobs = [entry.name for entry in fields(method) if entry.name != "task"]
@@ -85,7 +85,7 @@ def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], 
         "client": ids * len(sets), "value": np.repeat(labels, len(ids)).tolist(), "metric": np.concatenate(columns),
         "shared": np.tile(shared, len(sets)),
     }  # fmt: skip
-    record = {"method": method.name, "knob": knob, "axis": axis or knob, "points": points}
+    record = {"method": method.card.name, "knob": knob, "axis": axis or knob, "points": points}
     return {**record, "curves": _curves(sets, axis, shared, metric, lower)}, table
 
 
@@ -117,7 +117,7 @@ def _with(names: tuple[str, ...], axis: str | None, value: Any) -> list[int]:
     return [k for k, name in enumerate(names) if f"{settings_of(name).get(axis, np.nan):g}" == f"{float(value):g}"]
 
 
-def _point(scored: Candidates, picked: Choice, shared: Floats, metric: str, lower: bool) -> dict[str, Any]:
+def _point(scored: Candidates, picked: Chosen, shared: Floats, metric: str, lower: bool) -> dict[str, Any]:
     validation = mean(scored.held_out.at(picked, metric)) if scored.held_out is not None else None
     return {**measured(scored.query.at(picked, metric), shared, lower), "validation": validation}
 
@@ -134,7 +134,7 @@ def _curves(
             settings = settings_of(scored.names[place])
             settings.pop(axis)
             if settings or not place:
-                point = {"value": value, **_point(scored, Choice(place, {}), shared, metric, lower)}
+                point = {"value": value, **_point(scored, Chosen(place, {}), shared, metric, lower)}
                 lines.setdefault(named(settings), []).append(point)
     start = lines.pop("", [])  # the shared model is where every curve begins
     if not 1 < len(lines) <= MOST_CURVES:

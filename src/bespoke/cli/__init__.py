@@ -13,7 +13,7 @@ from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
     studio,
 )
 from bespoke.cli.app import app
-from bespoke.cli.endings import program
+from bespoke.cli.exit_codes import program
 
 
 def main() -> None:

@@ -29,6 +29,16 @@ Jobs = Annotated[
     typer.Option(min=1, metavar="N", help="Runs at a time (default: one for each core, where runs are light)."),
 ]
 
+Callbacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback",
+        metavar="NAME",
+        help="Who is told of the runs, or ends their training: early-stop,patience=5, tensorboard,folder=logs, mlflow, "
+        "wandb, or package.module:Class (repeatable; see docs/callbacks.md).",
+    ),
+]
+
 
 def _show_version(asked: bool) -> None:
     if asked:
@@ -44,5 +54,16 @@ def _options(
         bool,
         typer.Option("--version", metavar="", is_eager=True, callback=_show_version, help="Show the version and exit."),
     ] = False,
+    trusted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trust",
+            metavar="MODULE:NAME",
+            help="Allow code that is not part of bespoke to be imported where a run folder names it (repeatable).",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    from bespoke.imported import announce, trust
+
+    announce()
+    trust(*(trusted or []))

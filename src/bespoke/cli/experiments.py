@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bespoke.cli.app import Jobs, Json, Resume, app
-from bespoke.cli.folders import place, resumable
-from bespoke.cli.say import print_json, this_command
+from bespoke.cli.app import Callbacks, Jobs, Json, Resume, app
+from bespoke.cli.console import print_json, this_command
+from bespoke.cli.output_folder import place, resumable
 from bespoke.errors import UserError
+
+if TYPE_CHECKING:
+    from bespoke.records import RunRecord
 
 
 @app.command()
@@ -21,6 +24,7 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.lr=0.1 (repeatable)"),
     ] = None,
+    callbacks: Callbacks = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/NAME of the file).")
     ] = None,
@@ -33,20 +37,31 @@ def run(
 
     Ctrl-C stops after the current round; the message names the command that goes on, to the same bytes.
     """
-    from bespoke.config import read_config
+    from bespoke.experiment.callbacks import separated, with_options
+    from bespoke.experiment.checks import checked
+    from bespoke.experiment.reading import read_experiment
 
-    config = read_config(experiment, settings)
+    raw = with_options(read_experiment(experiment, settings), callbacks or [])
+    raw.pop("tune", None)  # what `bespoke tune` is to try
+    raw, told = separated(raw, where=f"{experiment}: callbacks")
+    config = checked(raw, str(experiment))
     folder = place(out, experiment.stem, resume, "run")
     with resumable(folder):
-        from bespoke.experiments import build, load_population, to_toml
-        from bespoke.forgotten import without_forgotten
-        from bespoke.progress import Bars
-        from bespoke.rounds import Run
-        from bespoke.runfolder import RunFolder
+        from bespoke.cli.progress import Bars
+        from bespoke.devices import chosen
+        from bespoke.experiment.build import build, to_toml
+        from bespoke.experiment.loading import load_population
+        from bespoke.runs.beginning import same_elsewhere
+        from bespoke.runs.folder import RunFolder
+        from bespoke.runs.forgotten import without_forgotten
+        from bespoke.runs.training import Run
 
+        chosen(config.engine.device)  # before anything is written
         text = to_toml(config)
         begun = folder / "config.toml"
         if resume and begun.exists() and begun.read_bytes() != text.encode():
+            text = same_elsewhere(begun, config) or ""
+        if not text:
             raise UserError(
                 f"{folder} was begun with another configuration than this one, or its config.toml was changed; resume "
                 "with the same file and --set options, or leave --resume out and choose another --out"
@@ -56,9 +71,9 @@ def run(
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):
                 bars.note(note)
-            result = Run(built, run_folder, bars, stop=stop).run()
+            result = Run(built, run_folder, bars, stop=stop, callbacks=told).run()
     if as_json:
-        from bespoke.metrics.parts import without_names
+        from bespoke.statistics.parts import without_names
 
         print_json({**(without_names(result) if "privacy" in result else result), "folder": str(folder)})
         return
@@ -68,14 +83,17 @@ def run(
         f"{result['label']}: mean {result['metric']} per client {mean} ({better} is better), "
         f"{result['clients']} clients, {result['rounds']} rounds"
     )
+    for ended in result.get("stopped", []):
+        which = f"stage {ended['stage']} ({ended['method']}) after round {ended['round']} of {ended['of']}"
+        print(f"{ended['by']} ended {which}: {ended['why']}")
     for sentence in _guarantee(result):
         print(sentence)
     print(f"Run folder: {folder}")
 
 
-def _guarantee(result: dict[str, Any]) -> list[str]:
+def _guarantee(result: RunRecord) -> list[str]:
     """What a private run promises, in a few lines; nothing for others."""
-    from bespoke.metrics.guarantee import sentences
+    from bespoke.report.guarantee import sentences
 
     return sentences(result["privacy"]) if "privacy" in result else []
 
@@ -101,6 +119,7 @@ def tune(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.rounds=20"),
     ] = None,
+    callbacks: Callbacks = None,
     jobs: Jobs = None,
     freeze: Annotated[
         str | None,
@@ -127,33 +146,35 @@ def tune(
     Ctrl-C stops after the current rounds; nothing finished is repeated by the command that the message names.
     """
     if presets:
-        from bespoke.catalogue import describe_presets, print_presets
+        from bespoke.cli.list import describe_presets, print_presets
 
         found = describe_presets()
         print_json(found) if as_json else print_presets(found)
         return
     if experiment is None:
         raise UserError("which experiment is to be tuned? bespoke tune EXPERIMENT.toml (or --presets)")
-    from bespoke.tuning import Tuning, freeze_into, read_tuning
+    from bespoke.experiment.callbacks import with_options
+    from bespoke.study.tuning import Tuning, freeze_into, read_tuning
 
     raw, asked = read_tuning(experiment, settings, space, preset, optuna, trials)
+    raw = with_options(raw, callbacks or [])
     folder = place(out, f"tune-{experiment.stem}", resume, "tune")
     tuning = Tuning.of(raw, asked, folder, str(experiment), name=experiment.stem, command=this_command(), jobs=jobs)
     target = freeze_into(freeze, raw) if freeze is not None else None
     with resumable(folder):
-        from bespoke.progress import Bars
+        from bespoke.cli.progress import Bars
 
         with Bars(f"tuning {experiment}", quiet=as_json) as bars, bars.stopping() as stop:
             tuning.progress, tuning.stop = bars, stop
             about = tuning.run()
     if target is not None:
-        from bespoke.tuning import frozen
+        from bespoke.study.tuning import frozen
 
         frozen(about, target.stem).write(target)
     if as_json:
         print_json({**about, "folder": str(folder), "preset": str(target) if target else None})
         return
-    from bespoke.reports.trials import print_trials
+    from bespoke.report.trials import print_trials
 
     print_trials(about, folder)
     if target is not None:

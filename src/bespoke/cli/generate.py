@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bespoke.cli.app import Json, NameClients, app
-from bespoke.cli.say import print_json, say
+from bespoke.cli.console import print_json, say
 
 if TYPE_CHECKING:
     from bespoke.generation.generate import Line, Piece

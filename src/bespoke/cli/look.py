@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from bespoke.cli.app import Json, NameClients, app
-from bespoke.cli.folders import goes_on
-from bespoke.cli.say import print_json, show_report
+from bespoke.cli.console import print_json, show_report
+from bespoke.cli.output_folder import goes_on
 from bespoke.errors import UserError
 
 
@@ -87,7 +87,7 @@ def analyze(
     """
     from bespoke.analysis.analyze import Analyses, Wanted
     from bespoke.analysis.fewer import parse_fractions, parse_numbers
-    from bespoke.progress import Bars
+    from bespoke.cli.progress import Bars
 
     for path in runs:
         if not path.is_dir():
@@ -100,14 +100,14 @@ def analyze(
         records = Analyses.of(runs, wanted, progress=bars, stop=stop).run()
     pages = [path / "report.html" for path in runs if (path / "compare.json").exists()]
     if pages:
-        from bespoke.reports.html import write_report
+        from bespoke.report.page import write_report
 
         for page in pages:
             write_report([page.parent], page)
     if as_json:
         print_json({"analyses": records, "reports": [str(page) for page in pages]})
         return
-    from bespoke.reports.table import print_analyses
+    from bespoke.report.terminal import print_analyses
 
     print_analyses([Path(record["folder"]) for record in records], {record["analysis"] for record in records})
     for page in pages:
@@ -125,7 +125,7 @@ def methods(
 
     `bespoke methods`, then `bespoke methods finetune`
     """
-    from bespoke.catalogue import describe_methods, print_method, print_methods
+    from bespoke.cli.list import describe_methods, print_method, print_methods
 
     found = describe_methods(name)
     if as_json:
@@ -134,6 +134,21 @@ def methods(
         print_methods(found)
     else:
         print_method(found[0])
+
+
+@app.command()
+def metrics(as_json: Json = False) -> None:
+    """List the metrics: of each task, and those that installed packages offer.
+
+    `bespoke metrics`; a metric of your own is named as "package.module:name", see docs/doors.md.
+    """
+    from bespoke.cli.list import describe_metrics, print_metrics
+
+    found = describe_metrics()
+    if as_json:
+        print_json(found)
+    else:
+        print_metrics(found)
 
 
 @app.command()
@@ -188,7 +203,7 @@ def data(
         return
     if given := [option for option, value in columns.items() if value is not None]:
         raise UserError(f"--{given[0]} describes a table, for --write-schema FILE or --figure")
-    from bespoke.catalogue import describe_sources, print_source, print_sources
+    from bespoke.cli.list import describe_sources, print_source, print_sources
 
     found = describe_sources(name)
     if as_json:
@@ -202,14 +217,17 @@ def data(
 def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> None:
     """Write a page on a source or a table into runs/."""
     from bespoke.cli.compare import described_data
-    from bespoke.config import checked
-    from bespoke.data.sources import SOURCES
-    from bespoke.experiments import load_population, prepare
-    from bespoke.reports.data_page import write_data_page
+    from bespoke.data.sources.registry import SOURCES
+    from bespoke.experiment.checks import checked
+    from bespoke.experiment.loading import load_population
+    from bespoke.experiment.prepare import prepare
+    from bespoke.imported import trust_named
+    from bespoke.report.data_page import write_data_page
 
     if name is None:
         raise UserError("--figure: of which data? bespoke data chem97 --figure, or a table with --client and --target")
-    table = None if name in SOURCES else Path(name)
+    trust_named(name)
+    table = None if SOURCES.knows(name) else Path(name)
     described = described_data(table, name if table is None else None, columns)
     config = checked({"data": described, "stage": [{"method": "fedavg", "rounds": 1}]}, "data")
     population = prepare(config, load_population(config)).plain
@@ -226,8 +244,8 @@ def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> No
 
 def _write_schema(described: dict[str, Any], path: Path) -> None:
     """Write the schema of a table that the user calls public, by all of its rows."""
-    from bespoke.config import checked
-    from bespoke.experiments import load_population
+    from bespoke.experiment.checks import checked
+    from bespoke.experiment.loading import load_population
 
     if path.suffix not in (".json", ".toml"):
         raise UserError(f"--write-schema {path}: a file that ends in .json or .toml")
@@ -235,11 +253,13 @@ def _write_schema(described: dict[str, Any], path: Path) -> None:
     if "pieces" in raw.columns and "cells" not in raw.columns:
         import numpy as np
 
-        from bespoke.data.schema import write_words
-        from bespoke.data.texts import learned
+        from bespoke.data.tables.schema import write_words
+        from bespoke.data.texts.vocabulary import learned
 
         write_words(path, learned(raw, np.arange(raw.rows)))
+    elif "cells" not in raw.columns:
+        raise UserError(f"--write-schema {path}: a schema says what a table's columns are, and these are pictures")
     else:
-        from bespoke.data.features import declare
+        from bespoke.data.tables.features import declare
 
         declare(raw).write(path)

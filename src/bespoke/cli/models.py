@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Annotated
 
 import typer
 
 from bespoke.cli.app import Json, app
-from bespoke.cli.say import print_json
+from bespoke.cli.console import print_json
 from bespoke.errors import UserError, unknown
 
 
@@ -19,10 +20,11 @@ def models(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List pretrained language models that can be had by name, or take one into the user's cache.
+    """List networks and pretrained language models by name, or take one of the latter into the user's cache.
 
-    `bespoke models`, then `bespoke models get smollm2`, and in an experiment `[model] name = "frozen"`,
-    `pretrained = "smollm2"`
+    `bespoke models`: networks are for `[model] name = "mlp"`, or `--model mlp`
+
+    `bespoke models get smollm2`, and in an experiment `[model] name = "frozen"`, `pretrained = "smollm2"`
 
     Any other causal language model is named by its folder, its GGUF file or its name on the Hugging Face hub.
     """
@@ -34,11 +36,30 @@ def models(
         if name is None:
             raise UserError(f"bespoke models get NAME: one of {', '.join(entry['name'] for entry in at_hand())}")
         get(name)
-    found = [entry for entry in at_hand() if name in (None, entry["name"])]
+    found = [{**entry, "kind": "pretrained"} for entry in at_hand() if name in (None, entry["name"])]
+    networks = _networks() if name is None else []
     if as_json:
-        print_json(found if name is None else found[0])
+        print_json([*networks, *found] if name is None else found[0])
         return
+    for entry in networks:
+        print(f"{entry['name']}: {entry['about']}")
+    if networks:
+        print("\nPretrained:")
     for entry in found:
         print(
             f"{entry['name']}: {entry['about']}\n  {entry['path'] or 'not here; bespoke models get ' + entry['name']}"
         )
+
+
+def _networks() -> list[dict[str, str]]:
+    """Those of bespoke, and what installed packages offer."""
+    from bespoke.imported import entry_points
+    from bespoke.models import MODELS
+
+    ours = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
+    offered = sorted(entry_points().get("bespoke.models", ()), key=lambda point: point.name)
+    return ours + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.module

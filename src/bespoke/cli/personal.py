@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bespoke.cli.app import Client, Json, app
-from bespoke.cli.say import print_json
+from bespoke.cli.console import print_json
 
 
 @app.command()
@@ -24,7 +24,7 @@ def export(
 
     `bespoke export runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
     """
-    from bespoke.deploy.personal import export_personal
+    from bespoke.deploy.export import export_personal
 
     written = export_personal(run, client, out)
     if as_json:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bespoke.cli.app import Json, app
-from bespoke.cli.folders import place
-from bespoke.cli.say import print_json
+from bespoke.cli.console import print_json
+from bespoke.cli.output_folder import place
 from bespoke.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from bespoke.metrics.significance import Interval
     from bespoke.rescoring.interpolation import Rescored
+    from bespoke.statistics.significance import Interval
 
 MODELS = ("personal", "group", "global", "all")
 
@@ -50,7 +50,7 @@ def rescore(
     settings = _setting(weight, "--weight"), _setting(bonus, "--bonus")
     if model not in MODELS:
         raise unknown("model", model, MODELS, "--model")
-    from bespoke.progress import Bars
+    from bespoke.cli.progress import Bars
     from bespoke.rescoring.language import RunLanguage
     from bespoke.rescoring.nbest import read_nbest
     from bespoke.rescoring.rescore import of_run, write

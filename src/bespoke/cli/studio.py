@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from bespoke.cli.app import NameClients, app
+from bespoke.cli.console import say
 from bespoke.cli.generate import Method
-from bespoke.cli.say import say
 from bespoke.errors import UserError, needs_extra
 
 

@@ -1,204 +1,438 @@
-"""Arrays on disk: safetensors, written atomically, opened as memory maps."""
+"""Populations of rows that a program holds: arrays, tensors, data frames, datasets, or a stream larger than memory.
+
+    population({"anna": (x, y), "bob": (x, y)}, task="classification")
+    population(frame, client="user", x=["age", "income"], y="spent")
+    population(dataset, client=ids)                       any map-style dataset of (x, y)
+    population([partition, partition, ...], y="label")    one client each: datasets, tables, (x, y), or rows by name
+
+    with write_population("big", task="regression") as out:
+        for user, x, y in stream:
+            out.add(user, x=x, y=y)
+
+Where a model takes several inputs, x is a dict of arrays: {"input_ids": ..., "attention_mask": ...}.
+
+Rows are numbers: (rows, features), or images as (rows, lines, columns) with or without channels. Categories, dates and
+missing values are what tables are for (`bespoke compare table.csv`).
+"""
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
-import os
-import re
-from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
+from bespoke.data.about import About
+from bespoke.data.population import POPULATION_FORMAT, Names, Population
 from bespoke.errors import UserError
-from bespoke.threads import Helper
+from bespoke.randomness import client_keys
+from bespoke.storage import write_arrays, write_text
 
-Ints = NDArray[np.int64]
-
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-
-
-def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
-    """Write a safetensors file so that it is there whole or not at all, whenever the process is killed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        save_file(_apart(arrays), temporary, metadata=about)
-        settle(temporary, path)
-    except SafetensorError as error:  # its text alone says what the operating system refused
-        number = re.search(r"(?:code:|os error) (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+Kind = Literal["regression", "classification"]
+Array = NDArray[Any]
+RESERVED = ("x", "y", "mask", "draw", "kind", "context", "time", "unit", "role", "since", "until")  # columns' names
+CHANNELS = (1, 3)  # of an image
+LEARNED = "which classes there are is learned from clients without noise"
+MOST_IN_MEMORY = 2**28  # bytes of a population on disk whose rows stay in memory once they were read
 
 
-def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays, each in memory of its own: safetensors refuses others, and a state may hold one array twice."""
-    found: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, array in arrays.items():
-        array = array.contiguous()
-        place = array.untyped_storage().data_ptr()
-        found[name] = array.clone() if place in taken else array
-        taken.add(place)
-    return found
+def population(
+    data: Any,
+    *,
+    task: Kind | None = None,
+    client: str | Sequence[Any] | None = None,
+    x: str | Sequence[str] | None = None,
+    y: str | None = None,
+    group: Mapping[str, str] | None = None,
+    name: str = "own data",
+) -> Population:
+    """The rows of each client as a population, for `compare`, `run` and `tune`.
+
+    data: a dict of client -> (x, y), x an array, or a dict of arrays where the model takes several inputs; a DataFrame,
+    Arrow table or Hugging Face dataset whose columns `client`, `x` (one column of arrays or several of numbers;
+    default: all others) and `y` name; a map-style dataset of (x, y) with each row's client in `client`; or a list of
+    such parts, one client each. task: needed where targets are whole numbers.
+    group: each client's group, for methods that make models of groups.
+    """
+    parts = [(str(who), *_pair(rows, who, x, y)) for who, rows in _by_client(data, client, x, y)]
+    if not parts:
+        raise UserError("population(): there is no client in these data")
+    targets = np.concatenate([p[2] for p in parts])
+    kind = task or _inferred(targets)
+    owner = np.repeat([p[0] for p in parts], [len(p[2]) for p in parts])
+    columns: dict[str, Any] = {}
+    if isinstance(parts[0][1], dict):
+        columns, about = _several(parts)
+    else:
+        first = parts[0]
+        for who, inputs, wanted in parts:
+            _check(who, inputs, wanted, first[0], first[1])
+        whole = np.concatenate([p[1] for p in parts])
+        columns["x"], about = _rows(whole, _features(data, x, whole))
+    groups = None if group is None else [_group(group, who) for who in owner]
+    if kind == "classification":
+        classes, columns["y"] = np.unique(targets, return_inverse=True)
+        names = _class_names(data, y)
+        about["classes"] = [names.get(label, str(label)) for label in classes.tolist()]
+        about["learned"] = LEARNED
+    else:
+        columns["y"] = _numbers(targets, "targets of a regression")
+    return Population.build(columns, owner, group=groups, about=_about(name, kind, about))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        settle(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def open_population(folder: Path) -> Population:
+    """A population from its folder; a small one stays in memory once it was read."""
+    path = folder / "columns.safetensors"
+    small = path.exists() and path.stat().st_size <= MOST_IN_MEMORY
+    return Population.open(folder, resident=small)
 
 
-def settle(temporary: Path, path: Path) -> None:
-    """Give a finished file its name: flushed to disk first, so that the name never stands for half a file."""
-    with open(temporary, "r+b") as file:  # Windows flushes only what may be written
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def keep_population(rows: Population, out: Path) -> Path:
+    """Write the population into a folder beside `out`, where other processes and later runs find it; returns that."""
+    folder = out.with_name(f"{out.name}.population")
+    if not (folder / "population.json").exists():
+        rows.save(folder)
+        return folder
+    there = Population.open(folder, resident=True)
+    same = list(there.ids) == list(rows.ids) and np.array_equal(there.offsets, rows.offsets)
+    same = same and there.about == json.loads(json.dumps(rows.about)) and there.columns.keys() == rows.columns.keys()
+    if not (same and all(torch.equal(column, rows.columns[name]) for name, column in there.columns.items())):
+        raise UserError(f"{folder} holds other rows, from an earlier call; choose another `out`, or remove the folder")
+    return folder
 
 
-class RowReader:
-    """Reads stretches of rows of a safetensors file into memory of their own, without mapping the file.
+class write_population:
+    """Writes a population of any size to a folder, a client at a time; use it in a `with` statement.
 
-    Who is asked next is often known before: `ahead` reads in a thread of its own while the round before is computed, so
-    that rows which no cache holds cost no time. It needs the compiled loop of the extra `fast`; without it, nothing is
-    read ahead.
+    The folder is there whole after the `with` block, and not at all if that fails. It is read by `compare(folder)`,
+    `[data] population = "folder"`, or `Population.open`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file = open(path, "rb", buffering=0)  # noqa: SIM115  (lives as long as the reader)
-        length = int.from_bytes(self.file.read(8), "little")
-        header = json.loads(self.file.read(length))
-        self.places = {n: 8 + length + entry["data_offsets"][0] for n, entry in header.items() if n != "__metadata__"}
-        self.helper: Helper | None = None
-        self.coming: tuple[Ints, dict[str, Tensor]] | None = None
+    def __init__(
+        self, folder: str | Path, *, task: Kind, features: Sequence[str] | None = None, name: str = "own data"
+    ) -> None:
+        if task not in ("regression", "classification"):
+            raise UserError(f"write_population(task={task!r}): it has to be 'regression' or 'classification'")
+        self.folder, self.task, self.name, self.features = Path(folder), task, name, features
+        if (self.folder / "population.json").exists():
+            raise UserError(f"{self.folder} holds a population already; choose another folder, or remove it")
 
-    def read(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> dict[str, Tensor]:
-        """Rows begin ... begin + size of each pair, one after the other; `columns` tell their shapes and types."""
-        coming, self.coming = self.coming, None
-        if coming is not None:
-            assert self.helper is not None
-            self._check(self.helper.finish())
-            if np.array_equal(coming[0], begins) and coming[1].keys() == columns.keys():
-                return coming[1]
-        rows, requests = self._requests(columns, begins, sizes)
-        self._check(_read_loop()(self.file.fileno(), *requests))
-        return rows
+    def __enter__(self) -> write_population:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.temporary = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
+        self.files = {column: open(self.temporary / column, "wb") for column in ("x", "y")}  # noqa: SIM115
+        self.sizes: dict[str, int] = {}
+        self.first: _First | None = None
+        self.classes: set[Any] = set()
+        return self
 
-    def ahead(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> None:
-        """Begin to read what will be asked for next."""
-        if self.coming is not None or not _compiles():
-            return
-        self.helper = self.helper or Helper()
-        rows, requests = self._requests(columns, begins, sizes)
-        self.coming = begins, rows
-        self.helper.start(_read_loop(), self.file.fileno(), *requests)
+    def add(self, client: str, *, x: Any, y: Any) -> None:
+        """Append a client with all of its rows."""
+        who = str(client)
+        if who in self.sizes:
+            raise UserError(f"client {who!r} was added before: a client is added once, with all of its rows")
+        inputs, targets = _array(x), _array(y)
+        _check(who, inputs, targets, *((self.first.who, self.first.inputs) if self.first else (who, inputs)))
+        rows, about = _rows(inputs, self.features)
+        if self.task == "classification":
+            labels = np.unique(targets)
+            if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
+                said = labels[:3].tolist()
+                raise UserError(f"client {who!r}: classes of a stream are whole numbers from 0, not {said}")
+            self.classes |= set(labels.tolist())
+            targets = targets.astype(np.int64)
+        else:
+            targets = _numbers(targets, f"targets of client {who!r}")
+        self.first = self.first or _First(who, inputs[:1], about, rows.dtype, rows.shape[1:])
+        if rows.dtype != self.first.dtype:
+            raise UserError(f"client {who!r} has rows of {rows.dtype}, client {self.first.who!r} of {self.first.dtype}")
+        rows.tofile(self.files["x"])
+        targets.tofile(self.files["y"])
+        self.sizes[who] = len(targets)
 
-    def _requests(
-        self, columns: dict[str, Tensor], begins: Ints, sizes: Ints
-    ) -> tuple[dict[str, Tensor], tuple[Ints, Ints, Ints]]:
-        """Memory for the rows, and (address, place in the file, bytes) of every stretch."""
-        total, before = int(sizes.sum()), np.cumsum(sizes) - sizes
-        rows, requests = {}, []
-        for name, column in columns.items():
-            width = column[0].numel() * column.element_size()
-            rows[name] = torch.empty((total, *column.shape[1:]), dtype=column.dtype)
-            requests.append((rows[name].data_ptr() + before * width, self.places[name] + begins * width, sizes * width))
-        addresses, places, lengths = (np.concatenate(part) for part in zip(*requests))
-        return rows, (addresses, places, lengths)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self.files.values():
+            file.close()
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def _check(self, failed: int) -> None:
-        if failed >= 0:
-            raise UserError(f"{self.path} could not be read to its end: it was damaged after it was written")
-
-
-def _compiles() -> bool:
-    return find_spec("numba") is not None and hasattr(os, "pread")
-
-
-@cache
-def _read_loop() -> Callable[..., int]:
-    """(file, addresses, places, lengths) -> the first stretch that could not be read whole, or -1."""
-    if not _compiles():
-        return _read_one_by_one
-    import numba
-    from numba import types
-
-    pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
-
-    @numba.njit(nogil=True, cache=True)
-    def read(file, addresses, places, lengths):  # type: ignore[no-untyped-def]
-        for i in range(len(addresses)):
-            done = 0
-            while done < lengths[i]:
-                got = pread(file, addresses[i] + done, lengths[i] - done, places[i] + done)
-                if got <= 0:
-                    return i
-                done += got
-        return -1
-
-    return read
-
-
-def _read_one_by_one(file: int, addresses: Ints, places: Ints, lengths: Ints) -> int:
-    with os.fdopen(file, "rb", buffering=0, closefd=False) as rows:
-        for i, (address, place, length) in enumerate(zip(addresses.tolist(), places.tolist(), lengths.tolist())):
-            rows.seek(place)
-            into = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
-            while len(into):
-                got = rows.readinto(into)
-                if not got:
-                    return i
-                into = into[got:]
-    return -1
+    def _finish(self) -> None:
+        if self.first is None:
+            raise UserError(f"write_population({str(self.folder)!r}): no client was added")
+        count, ids = sum(self.sizes.values()), list(self.sizes)
+        wanted = np.int64 if self.task == "classification" else np.float32
+        x = np.memmap(self.temporary / "x", self.first.dtype, "r+", shape=(count, *self.first.shape))
+        y = np.memmap(self.temporary / "y", wanted, "r+", shape=(count,))
+        about = dict(self.first.about)
+        if self.task == "classification":
+            about["classes"] = [str(label) for label in range(int(max(self.classes)) + 1)]
+            about["learned"] = LEARNED
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_arrays(self.folder / "columns.safetensors", {"x": torch.from_numpy(x), "y": torch.from_numpy(y)})
+        names = Names.of(ids)
+        clients = {
+            "offsets": torch.from_numpy(np.concatenate([[0], np.cumsum(list(self.sizes.values()))]).astype(np.int64)),
+            "keys": torch.from_numpy(client_keys(ids).view(np.int64)),
+            "id_text": torch.from_numpy(names.text.copy()),
+            "id_ends": torch.from_numpy(names.ends),
+        }
+        write_arrays(self.folder / "clients.safetensors", clients)
+        said = {"format": POPULATION_FORMAT, "groups": [], "about": _about(self.name, self.task, about)}
+        write_text(self.folder / "population.json", json.dumps(said, indent=1))
 
 
-def open_arrays(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Map a safetensors file into memory: (arrays, metadata); costs nothing until rows are read.
+@dataclass(frozen=True)
+class _First:
+    """What the rows of all clients must be like: those of the first."""
 
-    The map is advised for random access: reading ahead would charge a cohort of a million clients for its neighbours.
-    """
+    who: str
+    inputs: Array
+    about: dict[str, Any]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+def _about(name: str, task: Kind, more: dict[str, Any]) -> About:
+    table = more["input"] == "table"
+    about: About = {
+        "name": name,
+        "title": name,
+        "task": task,
+        "target": "y",
+        "notes": [],
+        "standardize": {"features": "global" if table else "none", "target": table and task == "regression"},
+    }
+    return cast(About, {**about, **more})
+
+
+def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
+    """Each client with its rows, in whatever form they came."""
+    frame = _frame(data)
+    if frame is not None:
+        if not isinstance(client, str) or not isinstance(y, str):
+            raise UserError("population(table, client=..., y=...): name the columns of clients and of targets")
+        for column in (client, y, *([x] if isinstance(x, str) else x or ())):
+            if column not in frame:
+                raise UserError(f"population(): there is no column {column!r}; there are {', '.join(map(str, frame))}")
+        chosen = [x] if isinstance(x, str) else list(x) if x else [c for c in frame if c not in (client, y)]
+        ids = np.asarray(frame[client])
+        for who in np.unique(ids.astype(str)):
+            mine = np.flatnonzero(ids.astype(str) == who)
+            yield who, (_columns(frame, chosen, mine), np.asarray(frame[y])[mine])
+    elif isinstance(data, Mapping):
+        if client is not None:
+            raise UserError(
+                f"population(dict, client={client!r}): the keys of a dict are its clients ({next(iter(data), None)!r}, "
+                "...); leave client out, or give one of its values, such as a split of a dataset"
+            )
+        yield from data.items()
+    elif client is not None:
+        if isinstance(client, str) or len(client) != len(data):
+            raise UserError(f"population(dataset, client=...): one client for each of its {len(data)} rows")
+        names = np.asarray([str(who) for who in client])
+        for who in np.unique(names):
+            yield who, _items(data, np.flatnonzero(names == who), x, y)
+    elif isinstance(data, Sequence) and not isinstance(data, str):
+        yield from ((f"{place:0{len(str(len(data) - 1))}d}", part) for place, part in enumerate(data))
+    else:
+        raise UserError(
+            f"population({type(data).__name__}): give a dict of client -> (x, y), a table with client= and y=, a "
+            "dataset with client=, or a list of parts"
+        )
+
+
+def _pair(rows: Any, who: Any, x: Any, y: Any) -> tuple[Any, Array]:
+    """The inputs and targets of one client's rows."""
+    frame = _frame(rows)
+    if frame is not None:
+        if not isinstance(y, str) or y not in frame:
+            raise UserError(f"population(): the rows of client {str(who)!r} have no column {y!r}; name it as y=")
+        chosen = [x] if isinstance(x, str) else list(x) if x else [column for column in frame if column != y]
+        return _columns(frame, chosen, None), np.asarray(frame[y])
+    if isinstance(rows, Mapping):
+        names = _names(x, y)
+        if missing := set(names) - set(rows):
+            raise UserError(f"population(): the rows of client {str(who)!r} have no {sorted(missing)[0]!r}")
+        return _inputs(rows[names[0]]), _array(rows[names[1]])
+    if isinstance(rows, tuple) and len(rows) == 2:
+        return _inputs(rows[0]), _array(rows[1])
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        return _items(rows, np.arange(len(rows)), x, y)
+    raise UserError(f"population(): the rows of client {str(who)!r} are a {type(rows).__name__}, not (x, y)")
+
+
+def _frame(data: Any) -> dict[str, Any] | None:
+    """The columns of a DataFrame, an Arrow table or a Hugging Face dataset, by name; None if it is none of these."""
+    names = getattr(data, "column_names", None)
+    if isinstance(names, list):  # Arrow and Hugging Face
+        return {name: data[name].to_numpy() if hasattr(data[name], "to_numpy") else list(data[name]) for name in names}
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        return {str(name): data[name].to_numpy() for name in data.columns}
+    return None
+
+
+def _columns(frame: dict[str, Any], chosen: list[str], rows: Array | None) -> Any:
+    """Some columns of numbers side by side, one column of arrays, or several columns of arrays by name."""
+    picked = [frame[name] if rows is None else [frame[name][row] for row in rows] for name in chosen]
+    if len(picked) > 1 and all(len(column) and np.ndim(column[0]) for column in picked):
+        return {name: np.stack([_array(value) for value in column]) for name, column in zip(chosen, picked)}
+    if len(picked) == 1 and len(picked[0]) and np.ndim(picked[0][0]):
+        return np.stack([_array(value) for value in picked[0]])
+    for name, column in zip(chosen, picked):
+        if np.asarray(column).dtype.kind not in "fiub":
+            raise UserError(
+                f"population(): column {name!r} holds no numbers ({column[0]!r}); name the others with x=, or compare "
+                "the table itself, which turns categories and dates into features"
+            )
+    return np.stack([np.asarray(column) for column in picked], 1)
+
+
+def _names(x: Any, y: Any) -> tuple[str, str]:
+    """What inputs and targets are called in rows with named values."""
+    if x is not None and not isinstance(x, str):
+        raise UserError(f"population(x={x!r}): rows with named values have one for the inputs; name that")
+    return x or "x", y or "y"
+
+
+def _class_names(data: Any, y: Any) -> dict[int, str]:
+    """The names of classes that are numbers, where a Hugging Face dataset, or the first of several, knows them."""
+    if isinstance(data, Mapping):
+        data = next(iter(data.values()))
+    elif isinstance(data, list | tuple):
+        data = data[0]
+    features = getattr(data, "features", None)
+    kind = features.get(y) if isinstance(features, Mapping) else None
+    return dict(enumerate(getattr(kind, "names", None) or ()))
+
+
+def _items(data: Any, rows: Array, x: Any, y: Any) -> tuple[Array, Array]:
+    """The rows of a map-style dataset: (x, y), or values by name."""
+    found = [data[int(row)] for row in rows]
+    if found and all(isinstance(item, Mapping) for item in found):
+        names = _names(x, y)
+        for item in found:
+            if missing := set(names) - set(item):
+                known = ", ".join(map(str, item))
+                raise UserError(f"population(): a row has no {sorted(missing)[0]!r}, but {known}; name them: x=, y=")
+        found = [(item[names[0]], item[names[1]]) for item in found]
+    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in found):
+        raise UserError(f"population(): a row of the dataset is a {type(found[0]).__name__}, not (x, y)")
+    return np.stack([_array(item[0]) for item in found]), np.stack([_array(item[1]) for item in found])
+
+
+def _inputs(values: Any) -> Any:
+    """An array, or several by name."""
+    if isinstance(values, Mapping):
+        return {str(name): _array(value) for name, value in values.items()}
+    return _array(values)
+
+
+def _several(parts: list[tuple[str, Any, Array]]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Rows of several inputs as columns, the first of them x; numbers stay as they are, whole or not."""
+    first, names = parts[0], list(parts[0][1])
+    if not names or not all(name.isidentifier() and name not in RESERVED for name in names):
+        raise UserError(f"population(): inputs named {names}: each a word, and none of {', '.join(RESERVED)}")
+    for who, inputs, targets in parts:
+        if not isinstance(inputs, dict) or list(inputs) != names:
+            found = list(inputs) if isinstance(inputs, dict) else "one array"
+            raise UserError(f"client {who!r} has the inputs {found}, client {first[0]!r} {names}; all need the same")
+        for name in names:
+            _check(who, inputs[name], targets, first[0], first[1][name])
+    whole = {name: np.concatenate([inputs[name] for _, inputs, _ in parts]) for name in names}
+    kept = {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int64) for name, value in whole.items()}
+    about = {"input": "named", "inputs": names, "features": names, "numeric": [False] * len(names)}
+    return {"x": kept.pop(names[0]), **kept}, about
+
+
+def _array(values: Any) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _check(who: str, inputs: Array, targets: Array, first: str, like: Array) -> None:
+    if inputs.ndim < 2 or targets.ndim != 1 or len(inputs) != len(targets):
+        raise UserError(
+            f"client {who!r} has x of shape {inputs.shape} and y of shape {targets.shape}; they have to be "
+            "(rows, features) and (rows,)"
+        )
+    if not len(targets):
+        raise UserError(f"client {who!r} has no rows; leave it out")
+    if inputs.shape[1:] != like.shape[1:]:
+        raise UserError(
+            f"client {who!r} has rows of shape {inputs.shape[1:]}, client {first!r} of {like.shape[1:]}; all clients "
+            "need the same"
+        )
+    for what, values in (("x", inputs), ("y", targets)):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
+            raise UserError(f"client {who!r}, row {row}: {what} is not finite; leave such rows out, or fill them in")
+    if inputs.dtype.kind not in "fiub":
+        raise UserError(f"client {who!r} has x of {inputs.dtype}, which are no numbers")
+
+
+def _inferred(targets: Array) -> Kind:
+    if targets.dtype.kind in "OUSb":
+        return "classification"
+    if targets.dtype.kind == "f" and not np.array_equal(targets, np.round(targets)):
+        return "regression"
+    raise UserError("population(): targets are whole numbers; say task='classification' or task='regression'")
+
+
+def _numbers(values: Array, what: str) -> Array:
     try:
-        with open(path, "rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; the folder is incomplete or not one of bespoke's") from None
-    except ValueError:
-        raise UserError(f"{path} is empty: it was damaged after it was written") from None
-    try:
-        length = int.from_bytes(buffer[:8], "little")
-        header = json.loads(buffer[8 : 8 + length])
-        about = header.pop("__metadata__", {})
-        arrays = {}
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            dtype = _DTYPES[entry["dtype"]]
-            shape = entry["shape"]
-            if end == begin:
-                arrays[name] = torch.empty(shape, dtype=dtype)
-                continue
-            size = (end - begin) // dtype.itemsize
-            arrays[name] = torch.frombuffer(buffer, dtype=dtype, count=size, offset=8 + length + begin).reshape(shape)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from None
-    if hasattr(mmap, "MADV_RANDOM"):
-        buffer.madvise(mmap.MADV_RANDOM)
-    return arrays, about
+        return values.astype(np.float32)
+    except (TypeError, ValueError):
+        raise UserError(f"the {what} are no numbers ({values.ravel()[0]!r})") from None
+
+
+def _features(data: Any, x: Any, inputs: Array) -> list[str] | None:
+    """The names of the features, where the data have them."""
+    named = list(x) if x and not isinstance(x, str) else None
+    return named if named and inputs.ndim == 2 and len(named) == inputs.shape[1] else None
+
+
+def _rows(inputs: Array, features: Sequence[str] | None) -> tuple[Array, dict[str, Any]]:
+    """Rows as the networks take them, and what is said of them: a table of float32, or images, channels first."""
+    if inputs.ndim == 2:
+        names = list(features) if features else [f"x{place}" for place in range(inputs.shape[1])]
+        if len(names) != inputs.shape[1]:
+            raise UserError(f"there are {len(names)} names of features, and rows of {inputs.shape[1]}")
+        about = {"input": "table", "features": names, "numeric": [True] * len(names)}
+        return np.ascontiguousarray(inputs, dtype=np.float32), about
+    shape = inputs.shape[1:]
+    if len(shape) == 2:
+        inputs, shape = inputs[:, None], (1, *shape)
+    elif len(shape) == 3 and shape[0] not in CHANNELS and shape[2] in CHANNELS:
+        inputs, shape = inputs.transpose(0, 3, 1, 2), (shape[2], *shape[:2])
+    if len(shape) != 3 or shape[0] not in CHANNELS:
+        raise UserError(
+            f"rows of shape {inputs.shape[1:]} are neither features nor images of {CHANNELS[0]} or {CHANNELS[1]} "
+            "channels; flatten them into (rows, features)"
+        )
+    flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
+    pixels = flat.shape[1]
+    _, height, width = shape
+    about = {
+        "input": "image", **({"side": height} if height == width else {"height": height, "width": width}),
+        "channels": shape[0],
+        "features": [f"pixel {i}" for i in range(pixels)], "numeric": [False] * pixels,
+    }  # fmt: skip
+    return (flat if flat.dtype == np.uint8 else flat.astype(np.float32)), about
+
+
+def _group(group: Mapping[str, str], who: str) -> str:
+    if who not in group:
+        raise UserError(f"population(group=...): client {who!r} has no group")
+    return str(group[who])

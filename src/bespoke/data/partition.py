@@ -1,25 +1,28 @@
 """Partitioners: they deal the rows of an unpartitioned dataset out to clients.
 
-Each takes a label per row and returns a client per row (0 to clients - 1), a pure function of its arguments.
+Each takes a label per row and returns a client per row (0 to clients - 1), a pure function of its arguments. One of
+somebody else is a function of (labels, clients, seed), and of alpha, per_client, minimum where it names them.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from bespoke.errors import UserError, unknown
+from bespoke.errors import UserError
 from bespoke.randomness import generator
+from bespoke.registry import Registry
 
 Ints = NDArray[np.int64]
-Partition = Literal["dirichlet", "shards", "power_law"]
 LEAST = 5  # rows of each class that FedProx gives to every client that holds it
 
 
 def assign(
-    labels: ArrayLike, partition: Partition, clients: int, alpha: float, per_client: int, minimum: int, seed: int
+    labels: ArrayLike, partition: str, clients: int, alpha: float, per_client: int, minimum: int, seed: int
 ) -> Ints:
     """The partitioner of this name; `alpha` is for dirichlet, `per_client` for the other two.
 
@@ -31,7 +34,17 @@ def assign(
         return shards(labels, clients, per_client, seed)
     if partition == "power_law":
         return power_law(labels, clients, per_client, seed, max(minimum, LEAST))
-    raise unknown("partition", partition, ("dirichlet", "shards", "power_law"))
+    function = PARTITIONERS.find(partition, "partition")
+    given = {"alpha": alpha, "per_client": per_client, "minimum": minimum}
+    asked = {name: value for name, value in given.items() if name in inspect.signature(function).parameters}
+    owner = np.asarray(function(labels, clients, seed, **asked))
+    fits = owner.shape == np.shape(labels)[:1] and owner.dtype.kind == "i"
+    if not fits or not ((owner >= -1) & (owner < clients)).all():
+        raise UserError(
+            f"the partitioner {partition} has to return a client for each of {np.size(labels)} rows, a whole number "
+            f"from 0 to {clients - 1}, or -1 for none; it returned {owner.dtype} of shape {owner.shape}"
+        )
+    return owner.astype(np.int64)
 
 
 def dirichlet(labels: ArrayLike, clients: int, alpha: float, seed: int, minimum: int = 1) -> Ints:
@@ -118,6 +131,18 @@ def power_law(
         owners = np.repeat(holders, counts)[: len(rows)]
         owner[rows[: len(owners)]] = owners
     return owner
+
+
+def _checked(found: Any, where: str) -> Callable[..., Ints]:
+    if not callable(found) or isinstance(found, type):
+        raise UserError(f"{where} is no partitioner: a function of (labels, clients, seed); it is {found!r}")
+    function: Callable[..., Ints] = found
+    return function
+
+
+PARTITIONERS: Registry[Callable[..., Ints]] = Registry(
+    "partition", "bespoke.partitioners", {"dirichlet": dirichlet, "shards": shards, "power_law": power_law}, _checked
+)
 
 
 def by_column(values: ArrayLike) -> NDArray[np.str_]:

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from bespoke.data.arrays import RowReader, open_arrays, write_arrays, write_text
+from bespoke.data.about import About
 from bespoke.errors import UserError
 from bespoke.randomness import client_keys
+from bespoke.storage import RowReader, open_arrays, write_arrays, write_text
 
-FORMAT = 1  # of the folder on disk
+POPULATION_FORMAT = 1  # of the folder on disk
 NO_GROUP = "(missing)"  # the group of clients whose group is not known
 
 
@@ -60,7 +61,7 @@ class Population:
     keys: NDArray[np.uint64]  # a stable hash of each id, from which a client's randomness comes
     group: NDArray[np.int64] | None = None  # per client, an index into `groups`
     groups: Sequence[str] = ()
-    about: dict[str, Any] = field(default_factory=dict)  # name, task, features, notes: JSON
+    about: About = field(default_factory=About)  # name, task, features, notes, ...: JSON
     reader: RowReader | None = None  # reads rows of cohorts from disk; without it the columns are in memory
 
     @classmethod
@@ -70,7 +71,7 @@ class Population:
         client: ArrayLike,
         *,
         group: ArrayLike | None = None,
-        about: dict[str, Any] | None = None,
+        about: About | None = None,
     ) -> Population:
         """From rows in any order: `client` (and `group`) give each row's client (and its group)."""
         names = np.asarray(client).astype(str)
@@ -99,6 +100,13 @@ class Population:
             group_names, kept = np.unique(first, return_inverse=True)
         listed = ids.tolist()
         return cls(tensors, offsets, listed, client_keys(listed), kept, group_names.tolist(), about or {})
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: Any) -> Any:
+        """Checked as an argument, it is a population or none: its arrays are not looked through."""
+        from pydantic_core.core_schema import is_instance_schema
+
+        return is_instance_schema(cls)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -189,7 +197,7 @@ class Population:
             clients["group"] = torch.from_numpy(np.ascontiguousarray(self.group, dtype=np.int64))
         write_arrays(folder / "columns.safetensors", self.columns)
         write_arrays(folder / "clients.safetensors", clients)
-        about = {"format": FORMAT, "groups": list(self.groups), "about": self.about}
+        about = {"format": POPULATION_FORMAT, "groups": list(self.groups), "about": self.about}
         write_text(folder / "population.json", json.dumps(about, indent=1))
 
     @classmethod
@@ -205,8 +213,9 @@ class Population:
             raise UserError(f"{folder} holds no population (no {path.name})") from None
         except ValueError as error:
             raise UserError(f"{path} is damaged ({error})") from None
-        if meta.get("format") != FORMAT:
-            raise UserError(f"{path} has format {meta.get('format')!r}; this version of bespoke reads {FORMAT}")
+        if meta.get("format") != POPULATION_FORMAT:
+            found = meta.get("format")
+            raise UserError(f"{path} has format {found!r}; this version of bespoke reads {POPULATION_FORMAT}")
         columns, _ = open_arrays(folder / "columns.safetensors")
         reader = None if resident else RowReader(folder / "columns.safetensors")
         clients, _ = open_arrays(folder / "clients.safetensors")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.splits import Ints, Query, Rows, Support
@@ -42,8 +43,8 @@ class _Fewer(Rows):
         return self._kept(super().sizes(clients))
 
     def _kept(self, sizes: Ints) -> Ints:
-        kept = np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
-        return np.minimum(kept, self.most) if self.most else kept
+        kept: Ints = np.minimum(np.maximum(np.ceil(self.fraction * sizes - 1e-9).astype(np.int64), 1), sizes)
+        return kept.clip(max=self.most) if self.most else kept
 
 
 class Fewer(_Fewer, Support):
@@ -81,14 +82,15 @@ class Others(Query):
         return np.broadcast_to(self.rows, strange.shape)[strange], strange.sum(1)
 
     def sizes(self, clients: Ints | None = None) -> Ints:
-        return self._strange(self.clients if clients is None else clients).sum(1)
+        sizes: Ints = self._strange(self.clients if clients is None else clients).sum(1)
+        return sizes
 
-    def _strange(self, clients: Ints) -> np.ndarray:
+    def _strange(self, clients: Ints) -> NDArray[np.bool_]:
         """Which rows are others': (clients, rows)."""
         group = self.population.group
         if not self.by_group or group is None:
-            return self.owners[None] != clients[:, None]
-        return group[self.owners][None] != group[clients][:, None]
+            return np.not_equal(self.owners[None], clients[:, None])
+        return np.not_equal(group[self.owners][None], group[clients][:, None])
 
     def fetch(self, clients: Ints, names: Sequence[str]) -> tuple[dict[str, Tensor], Ints]:
         # not the clients' own rows: nothing can be read ahead of them, and the sample is small

@@ -57,7 +57,8 @@ class Rows:
         clients = self.clients if clients is None else clients
         if "unit" in self.population.columns:
             return Rows.of(self, clients)[1]  # a Half's own would be halved twice
-        return self.part.counts(self.population.sizes(clients))[self.part.index]
+        sizes: Ints = self.part.counts(self.population.sizes(clients))[self.part.index]
+        return sizes
 
     def fetch(self, clients: Ints, names: Sequence[str]) -> tuple[dict[str, Tensor], Ints]:
         """Columns in which the rows of `of` are found, and how far each client's rows have moved in them."""
@@ -118,7 +119,7 @@ class Part:
             return _motley_counts(sizes, self.fractions)
         ends = np.floor(np.cumsum(self.fractions)[:, None] * sizes[None] + 1e-9).astype(np.int64)
         ends[-1] = sizes
-        counts = np.diff(ends, axis=0, prepend=0)
+        counts: Ints = np.diff(ends, axis=0, prepend=0)
         # A client too small for its fractions still gets a row for training (or adapting) first, then one to be tested
         # on, then one to choose on: without the first two there is nothing to say of it.
         wanted = [0, *reversed(range(1, len(self.fractions)))]
@@ -161,7 +162,8 @@ class Part:
             return rows[np.lexsort((stamps, np.repeat(np.arange(len(sizes)), sizes)))]
         if self.order == "motley":  # one integer seed for all: sklearn's train_test_split, applied twice
             orders = [_motley_order(int(n), self.fractions, self.seed) for n in sizes]
-            return base + np.concatenate([np.zeros(0, np.int64), *orders])
+            inside: Ints = np.concatenate([np.zeros(0, np.int64), *orders])
+            return base + inside
         local = shuffles("split rows", _seeded(population.keys[clients], self.seed), sizes)
         return base + local
 

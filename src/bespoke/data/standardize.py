@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
-from bespoke.data.schema import Statistics
 from bespoke.data.splits import Train
+from bespoke.data.tables.schema import Statistics
 from bespoke.errors import UserError, unknown
 
 How = Literal["global", "client", "none"]
@@ -41,7 +41,7 @@ def standardize(
     """
     if how not in ("global", "client", "none"):
         raise unknown("standardization", how, ("global", "client", "none"))
-    about = dict(population.about)
+    about = population.about.copy()
     columns = dict(population.columns)
     given = given or {}
     about["statistics_floats"] = int((about.get("release") or {}).get("floats", 0))

@@ -22,20 +22,22 @@ import numpy as np
 import torch
 from pyarrow import ArrowException
 
-from bespoke.config import ExperimentConfig, read_config
-from bespoke.data.arrays import open_arrays, write_arrays
 from bespoke.data.population import Population
 from bespoke.deploy import scrub
-from bespoke.deploy.personal import client_folder
+from bespoke.deploy.export import client_folder
 from bespoke.deploy.proof import Found, search, telling
 from bespoke.errors import UserError
-from bespoke.experiments import Bench, load_population
-from bespoke.forgotten import is_forgotten, mark, marked
-from bespoke.jobs import Job
+from bespoke.experiment.build import Bench
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.reading import read_recorded
 from bespoke.method import Method
 from bespoke.methods import METHODS
-from bespoke.runfolder import RunFolder, read_checkpoint
-from bespoke.shared_stages import reseal
+from bespoke.runs.folder import RunFolder, read_checkpoint
+from bespoke.runs.forgotten import is_forgotten, mark, marked
+from bespoke.runs.shared_stages import reseal
+from bespoke.storage import open_arrays, write_arrays
+from bespoke.study.scheduler import Job
 from bespoke.tensors import flatten
 
 INTENTION = "forgetting.safetensors"
@@ -51,7 +53,7 @@ def forget_client(folder: Path, client: str) -> dict[str, Any]:
     runs = sorted(path.parent for path in folder.rglob("config.toml"))
     if not runs:
         raise UserError(f"{folder} is not a run folder, a comparison or a tuning: there is no config.toml in it")
-    return Forgetting(folder, {run: read_config(run / "config.toml") for run in runs}, client).run()
+    return Forgetting(folder, {run: read_recorded(run) for run in runs}, client).run()
 
 
 @dataclass
@@ -219,9 +221,9 @@ class Forgetting:
     def _made_anew(self, about: dict[str, Any]) -> list[str]:
         """Make analyses, summaries and reports again, without the client; returns what could not be made, and why."""
         from bespoke.analysis.analyze import Analyses, wanted_again
-        from bespoke.data.arrays import write_text
-        from bespoke.metrics.summary import summarize
-        from bespoke.reports.html import write_report
+        from bespoke.report.page import write_report
+        from bespoke.report.report import summarize
+        from bespoke.storage import write_text
 
         def numbers(path: Path) -> None:
             write_text(path / "summary.json", summarize([path]).to_json())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bespoke.data.arrays import open_arrays
+from bespoke.storage import open_arrays
 
 SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and different ones among them: less would be found by chance
 

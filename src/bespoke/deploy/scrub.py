@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bespoke.data.arrays import settle, write_text
-from bespoke.deploy.personal import client_folder
+from bespoke.deploy.export import client_folder
 from bespoke.digests import SEAL, digest, read_json, sealed
+from bespoke.federation.segments import read_segment, segment_owner, write_segment
 from bespoke.method import Method, Setting
-from bespoke.runfolder import Mark, RunFolder, read_checkpoint
-from bespoke.segments import read_segment, segment_owner, write_segment
+from bespoke.runs.folder import Mark, RunFolder, read_checkpoint
+from bespoke.storage import settle, write_text
 from bespoke.tensors import Tree, flatten, unflatten
 
 # under these names JSON lists clients by id, or holds a number for each

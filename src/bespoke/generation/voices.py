@@ -13,15 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke import pretrained
-from bespoke.config import read_config
-from bespoke.data.tokenizers import plain
-from bespoke.deploy.personal import Models, open_run
+from bespoke.data.texts.tokenizers import plain
+from bespoke.declarations import Stacked
 from bespoke.errors import UserError, unknown
-from bespoke.experiments import build
-from bespoke.forgotten import without_forgotten
+from bespoke.experiment.build import build
+from bespoke.experiment.reading import read_recorded
 from bespoke.method import Method
-from bespoke.metrics.folders import read_study
 from bespoke.models.frozen import FrozenLM
+from bespoke.runs.finished import Models, open_run
+from bespoke.runs.forgotten import without_forgotten
+from bespoke.statistics.folders import read_study
 from bespoke.tensors import Tree, take
 
 Kind = Literal["user", "anybody", "plain", "person"]
@@ -69,7 +70,7 @@ class Voices:
     def __init__(self, path: Path, name_clients: bool = False) -> None:
         if not (path / "config.toml").exists():
             open_run(path)  # it says what the folder is instead
-        model = read_config(path / "config.toml").model
+        model = read_recorded(path).model
         if not model.pretrained:
             raise UserError(
                 f"{path} has no pretrained language model (its [model] is {model.name!r}), so that it cannot write "
@@ -94,7 +95,8 @@ class Voices:
     @property
     def network(self) -> FrozenLM:
         task: Any = self.experiment.task
-        return task.network
+        network: FrozenLM = task.network
+        return network
 
     def tokens(self, text: str) -> list[int]:
         """The begin token and those of a text, cut as the run's data are."""
@@ -138,7 +140,8 @@ class Voices:
         """The shared model: what a new user begins with."""
         params = self.method.params(self.models.server)
         params = params if self.models.groups is None else take(params, 0)
-        if self.method.hands_on > 1 or not all(isinstance(leaf, Tensor) for leaf in params.values()):
+        several = isinstance(self.method.handoff.gives, Stacked)
+        if several or not all(isinstance(leaf, Tensor) for leaf in params.values()):
             raise UserError(f"{self.path} ({self.experiment.label}) has no model that all users share; name a user")
         return self.voice("anybody", "", context or self.home(""), params)
 

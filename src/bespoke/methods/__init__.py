@@ -1,7 +1,11 @@
-"""One method, one file. `METHODS` lists them by the names used in experiments."""
+"""One method, one file. `METHODS` lists them by the names used in experiments, and finds methods of others."""
 
 from __future__ import annotations
 
+from dataclasses import Field
+from typing import Any
+
+from bespoke.errors import UserError
 from bespoke.method import Method
 from bespoke.methods.apfl import APFL
 from bespoke.methods.clustered_fl import ClusteredFL
@@ -34,9 +38,10 @@ from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
 from bespoke.methods.self_fl_clustered import ClusteredSelfFL
 from bespoke.methods.shared import Shared
 from bespoke.methods.shared_prefix import SharedPrefix
+from bespoke.registry import Registry
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
+_BUILT_IN: dict[str, type[Method]] = {
+    method.card.name: method
     for method in (
         FedAvg, Shared, FedProx, Scaffold, Local, FineTune, Mixed, KNNPer, PerFedAvg, Ensemble, HypCluster, Ditto,
         MRMTL, PFedMe, APFL, Mocha, SelfFL, AugmentedSelfFL, ClusteredSelfFL, GroupFL, GroupPerFL, ClusteredFL,
@@ -44,6 +49,32 @@ METHODS: dict[str, type[Method]] = {
         SharedPrefix,
     )
 }  # fmt: skip
+
+
+def _checked(found: Any, where: str) -> type[Method]:
+    """A method of somebody else: a class with a card of its own."""
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UserError(f"{where} is no method: it has to be a class derived from bespoke.Method, and is {found!r}")
+    name = found.card.name
+    if not name or name in _BUILT_IN:
+        what = f"the name of a built-in method, {name!r}" if name else "none"
+        raise UserError(
+            f"{where} needs a name of its own, and has {what}: give the class a card, "
+            f"card = Card({found.__name__.lower()!r}), or card = replace({found.__mro__[1].__name__}.card, name=...)"
+        )
+    knobs = [entry for entry, value in vars(found).items() if isinstance(value, Field)]
+    if knobs:
+        raise UserError(f"{where} has knobs ({', '.join(knobs)}): put @dataclass(frozen=True) above the class")
+    return found
+
+
+METHODS: Registry[type[Method]] = Registry("method", "bespoke.methods", _BUILT_IN, _checked)
+
+
+def label_of(name: str) -> str:
+    """What a method is called in tables and folders: by the name on its card."""
+    return METHODS[name].card.name
+
 
 __all__ = [
     "APFL",
@@ -78,4 +109,5 @@ __all__ = [
     "SelfFL",
     "Shared",
     "SharedPrefix",
+    "label_of",
 ]

@@ -18,8 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Needs
 from bespoke.method import Batches, Batching, knob
-from bespoke.methods.shared_model import SharedModel
+from bespoke.methods.parts.schedule import at
+from bespoke.methods.parts.shared_model import SharedModel
 from bespoke.tensors import Params, Tree, add_scaled, scale
 
 
@@ -38,13 +40,16 @@ class APFL(SharedModel):
     )
     adapt_epochs: int = knob(10, "epochs in which a client that never trained makes its own model", ge=1)
 
-    name = "apfl"
-    paper = "Deng et al., 2020"
+    card = Card(
+        "apfl",
+        "Deng et al., 2020",
+        personal="a mixture of the shared model and a model of the client's own",
+        unseen="a client that never trained makes its own model and its part on its own rows, beside the shared one",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "alpha": (0.25, 0.5, 0.75)},
+    )
     private = {"model": "the client's own model", "alpha": "its part in the mixture"}
-    personal = "a mixture of the shared model and a model of the client's own"
-    unseen = "a client that never trained makes its own model and its part on its own rows, beside the shared one"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "alpha": (0.25, 0.5, 0.75)}
-    keep_shared = False
+    needs = Needs(still=True)
+    choosing = Choosing(keep_shared=False)
 
     def batching(self) -> Batching:
         return replace(super().batching(), uses=2)
@@ -52,11 +57,10 @@ class APFL(SharedModel):
     def init_private(self, params: Params) -> Tree:
         return {"model": params, "alpha": torch.tensor(self.alpha)}
 
-    def own_step(self, private: Tree, shared: Params, batch: Params, live: float | Tensor, learn: bool) -> Tree:
+    def own_step(self, private: Tree, shared: Params, batch: Params, rate: float | Tensor, learn: bool) -> Tree:
         """v and alpha after a step on this batch, beside a given shared model."""
         own, alpha = private["model"], private["alpha"]
         slope = self.task.gradient(mixture(own, shared, alpha), batch)
-        rate = self.lr * live
         moved = add_scaled(own, slope, -rate * alpha)
         if learn:
             along = torch.stack([((own[name] - shared[name]) * slope[name]).sum() for name in own]).sum()
@@ -65,12 +69,13 @@ class APFL(SharedModel):
 
     def train(self, private: Tree, shared: Params, batches: Batches, moves: bool) -> tuple[Tree, Params]:
         """The client's own model and alpha after these batches, and its copy of the shared model if that moves too."""
+        lr = self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
-            batch, live = batches[step], batches.live(step)
+            batch, rate = batches[step], at(lr, step) * batches.live(step)
             learn = self.adapt == "step" or (self.adapt == "round" and step == 0)
-            private = self.own_step(private, shared, batch, live, learn)
+            private = self.own_step(private, shared, batch, rate, learn)
             if moves:
-                shared = add_scaled(shared, self.task.gradient(shared, batch), -self.lr * live)
+                shared = add_scaled(shared, self.task.gradient(shared, batch), -rate)
         return private, shared
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:

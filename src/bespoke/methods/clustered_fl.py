@@ -15,16 +15,17 @@ The server has to see every client's change (EACH). A stage of group-fl after it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bespoke.method import Cohort, Reveal, Setting, knob
-from bespoke.methods.grouped import FoundGroups, Grouped
-from bespoke.tensors import Params, Tree, scale, tree_map
+from bespoke.declarations import Needs, Reveal, Sent
+from bespoke.method import Cohort, Setting, knob
+from bespoke.methods.parts.grouped import FoundGroups, Grouped
+from bespoke.tensors import Params, Tree, scale, tree_map, without_buffers
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,20 @@ class ClusteredFL(FoundGroups, Grouped):
         "complete", "how a group is divided: complete (the authors' code) or single linkage (the paper's optimum)"
     )
 
-    name = "clustered-fl"
-    title = "Clustered FL"
-    paper = "Sattler et al., IEEE TNNLS 2020"
-    after = "fedavg"
-    most_clients = 5000
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+    card = replace(
+        FoundGroups.card,
+        name="clustered-fl",
+        title="Clustered FL",
+        paper="Sattler et al., IEEE TNNLS 2020",
+        after="fedavg",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3)},
+    )
+    needs = Needs(everyone=True, clients=5000)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        return {"delta": Reveal.EACH, "weight": Reveal.COUNT if self.weighting == "uniform" else Reveal.EACH}
+    def uplink(self) -> dict[str, Sent]:
+        weight = Reveal.COUNT if self.weighting == "uniform" else Reveal.EACH
+        return {"delta": Sent(Reveal.EACH, change="weight"), "weight": Sent(weight)}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         numbers = {"unit": torch.zeros(()), "mean_norm": torch.zeros(()), "max_norm": torch.zeros(())}
@@ -58,7 +63,7 @@ class ClusteredFL(FoundGroups, Grouped):
 
     def regrouped(self, server: Tree, clients: Tensor, each: Tree) -> Tree:
         weights = each.get("weight", torch.ones(len(clients)))
-        sent = torch.cat([leaf.flatten(1) for leaf in each["delta"].values()], dim=1)
+        sent = torch.cat([leaf.flatten(1) for leaf in without_buffers(each["delta"]).values()], dim=1)
         changes = (sent / weights[:, None]).double()
         norms = changes.norm(dim=1)
         groups = server["groups"].clone()

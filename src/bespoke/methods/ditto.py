@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from bespoke.declarations import stackable, stacks
 from bespoke.method import Batches, Batching, knob
-from bespoke.methods.private_model import PrivateModel
+from bespoke.methods.parts.private_model import PrivateModel
 from bespoke.tensors import Tree
 
 
@@ -27,19 +28,18 @@ class Ditto(PrivateModel):
     private_lr: float | None = knob(None, "learning rate of the private model; as lr if not given", gt=0)
     private_epochs: int = knob(1, "epochs of the private model per round", ge=1)
 
-    name = "ditto"
-    paper = "Li et al., ICML 2021"
-    personal = "a private model, trained on the client's own rows and pulled to the shared one"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.01, 0.1, 1.0)}
-    tunes_exact = {"lr": (0.1, 0.3), "lam": (0.001, 0.01, 0.1, 1.0, 10.0)}
+    card = replace(
+        PrivateModel.card,
+        name="ditto",
+        paper="Li et al., ICML 2021",
+        personal="a private model, trained on the client's own rows and pulled to the shared one",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.01, 0.1, 1.0)},
+        tunes_exact={"lr": (0.1, 0.3), "lam": (0.001, 0.01, 0.1, 1.0, 10.0)},
+    )
 
     @property
     def own_lr(self) -> float:
         return self.lr if self.private_lr is None else self.private_lr
-
-    @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return not self.momentum and type(self) is Ditto and self.solver == "sgd"
 
     def batching(self) -> Batching:
         if self.solver == "exact":  # the private model is made in the end
@@ -48,6 +48,7 @@ class Ditto(PrivateModel):
             return replace(super().batching(), uses=2)
         return replace(super().batching(), epochs=self.epochs + self.private_epochs)
 
+    @stackable(lambda method: stacks(method.train) and stacks(method.pulled))
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         _, up = super().client_round(down, {}, batches.part(0, self.epochs))
         if self.solver == "exact":

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Handoff, Stacked
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, scale, stack, subtract, take
@@ -27,23 +28,22 @@ class Ensemble(FedAvg):
         "train", "on which of its rows a client picks its model in the end: those it adapts on, or validation rows"
     )
 
-    name = "ensemble"
-    paper = "Wu et al., Motley, 2022, Section 4.2"
+    card = Card(
+        "ensemble",
+        "Wu et al., Motley, 2022, Section 4.2",
+        personal="that of the k models with the lowest loss on the client's own rows",
+        unseen="a client that never trained picks one of the models on its own rows, like all others",
+        tunes=FedAvg.card.tunes,
+    )
     downlink = {"params": "the k models"}
-    personal = "that of the k models with the lowest loss on the client's own rows"
-    unseen = "a client that never trained picks one of the models on its own rows, like all others"
 
     @property
-    def choose(self) -> Any:  # type: ignore[override]
-        return "support" if self.select == "train" else "client"
+    def handoff(self) -> Handoff:
+        return Handoff(Stacked(self.k), takes=(Stacked(self.k),))
 
     @property
-    def hands_on(self) -> int:  # type: ignore[override]
-        return self.k
-
-    @property
-    def starts_from(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.k,)
+    def choosing(self) -> Choosing:
+        return Choosing("support" if self.select == "train" else "client")
 
     def draws(self, seed: int) -> list[Params]:
         return [self.task.fresh(seed + place) for place in range(self.k)]

@@ -7,13 +7,14 @@ vector (EACH). One round suffices; nothing is trained. A stage of group-fl comes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Reveal, Setting, knob
-from bespoke.methods.grouped import FoundGroups
+from bespoke.declarations import Reveal, Sent
+from bespoke.method import Batches, Batching, Setting, knob
+from bespoke.methods.parts.grouped import FoundGroups
 from bespoke.tensors import Params, Tree
 
 
@@ -23,12 +24,14 @@ class FeatureGroups(FoundGroups):
 
     k: int = knob(2, "how many groups", ge=2)
 
-    name = "feature-groups"
-    title = "feature groups"
-    paper = "k-means (MacQueen, 1967) on the clients' mean features"
-    uplink = {"features": Reveal.EACH}
-    changes = {}
-    after = "fedavg"
+    card = replace(
+        FoundGroups.card,
+        name="feature-groups",
+        title="feature groups",
+        paper="k-means (MacQueen, 1967) on the clients' mean features",
+        after="fedavg",
+    )
+    uplink = {"features": Sent(Reveal.EACH)}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         members = torch.zeros(setting.clients, dtype=torch.int64)

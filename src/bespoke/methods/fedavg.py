@@ -6,11 +6,13 @@ weighted by examples n_k (or uniformly), through a server optimizer: w <- w + st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from bespoke.declarations import Card, stackable, stacks
 from bespoke.method import Batches, knob
-from bespoke.methods.descend import descend
-from bespoke.methods.shared_model import SharedModel
+from bespoke.methods.parts.client_optimizer import OPTIMIZER, ClientOptimizer
+from bespoke.methods.parts.descend import descend
+from bespoke.methods.parts.shared_model import SharedModel
 from bespoke.tensors import Params, Tree
 
 
@@ -18,24 +20,34 @@ from bespoke.tensors import Params, Tree
 class FedAvg(SharedModel):
     """One shared model, trained by averaging the clients' changes."""
 
-    momentum: float = knob(0.0, "client momentum, reset every round", ge=0, lt=1)
-    weight_decay: float = knob(0.0, "client weight decay", ge=0)
+    momentum: float = knob(0.0, "client momentum, reset every round: short for optimizer = momentum", ge=0, lt=1)
+    weight_decay: float = knob(0.0, "client weight decay, as the optimizer has it", ge=0)
+    optimizer: ClientOptimizer = field(default_factory=ClientOptimizer, metadata={"doc": OPTIMIZER})
 
-    name = "fedavg"
-    paper = "McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
+    card = Card(
+        "fedavg",
+        "McMahan et al., AISTATS 2017; server optimizers: Reddi et al., ICLR 2021",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3)},
+    )
+
+    def __post_init__(self) -> None:
+        self.stepper.joined()  # what does not go together is refused here
 
     @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        # a subclass with other client work, or other training, has to say so for itself
-        mine = type(self)
-        return not self.momentum and mine.client_round is FedAvg.client_round and mine.train is FedAvg.train
+    def stepper(self) -> ClientOptimizer:
+        """The optimizer, with the knobs that the method has for plain momentum and weight decay."""
+        return self.optimizer.joined(self.momentum, self.weight_decay)
 
+    @property
+    def plain(self) -> bool:
+        """Whether a client's steps are SGD at one rate, which is compiled and takes stacked clients."""
+        return not self.stepper.stateful and self.schedule.steady
+
+    @stackable(lambda method: method.plain)
     def train(self, start: Params, batches: Batches) -> Params:
         """Local training; FedProx and others put their own in its place."""
-        return descend(
-            self.task, start, batches, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-        )  # fmt: skip
+        return descend(self.task, start, batches, lr=self.schedule.of(self.lr, batches), optimizer=self.stepper)
 
+    @stackable(lambda method: stacks(method.train))
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         return private, self.change(self.train(down["params"], batches), down["params"], batches)

@@ -21,17 +21,20 @@ moved if it were there. They travel with the model, and are updated with it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
-from bespoke.methods.assignment import SelfOrganizingMap, liked_kind, nearest, one_of, pick, triplet_step
-from bespoke.methods.local_adam import adam_start, adam_step
-from bespoke.methods.shared_model import SharedModel
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Sent
+from bespoke.method import Batches, Batching, Cohort, Setting, knob
+from bespoke.methods.parts.assignment import SelfOrganizingMap, liked_kind, nearest, one_of, pick, triplet_step
+from bespoke.methods.parts.client_optimizer import OPTIMIZER, ClientOptimizer
+from bespoke.methods.parts.schedule import at
+from bespoke.methods.parts.shared_model import SharedModel
+from bespoke.task import Task
 from bespoke.tensors import Params, Tree, scale, subtract
 
 HEADS = ("heads.weight", "heads.bias")
@@ -49,8 +52,9 @@ class FedEmbed(SharedModel):
     )
     size: int = knob(8, "size of the embedding (28 for MNIST in the paper: the side of its images)", ge=1)
     embedding_lr: float = knob(1.0, "learning rate of embeddings and prototypes", gt=0)
-    optimizer: Literal["sgd", "adam"] = knob(
-        "sgd", "local optimizer, with rates lr and embedding_lr; the paper has Adam with PyTorch's rate, 0.001"
+    optimizer: ClientOptimizer = field(
+        default_factory=ClientOptimizer,
+        metadata={"doc": OPTIMIZER + ", with rates lr and embedding_lr; the paper has Adam with PyTorch's rate, 0.001"},
     )
     kinds: float = knob(1.0, "weight of telling the kinds of rows apart, where the data know them; 0: left out", ge=0)
     margin: float = knob(1.0, "prototype: margin of the triplet loss", ge=0)
@@ -61,48 +65,45 @@ class FedEmbed(SharedModel):
     )
     adapt_epochs: int = knob(10, "epochs in which a client that never trained makes its embedding", ge=1)
 
-    name = "fedembed"
-    paper = "Silva et al., 2022"
-    personal = "the encoder and its sub-population's head, conditioned on its own embedding"
-    unseen = (
-        "a client that never trained makes an embedding on its own rows, the shared model held, and takes the head "
-        "that the embedding leads to"
+    card = Card(
+        "fedembed",
+        "Silva et al., 2022",
+        personal="the encoder and its sub-population's head, conditioned on its own embedding",
+        unseen="a client that never trained makes an embedding on its own rows, the shared model held, and takes the "
+        "head that the embedding leads to",
+        tunes={"lr": (0.03, 0.1, 0.3), "embedding_lr": (0.3, 1.0, 3.0)},
     )
-    tunes = {"lr": (0.03, 0.1, 0.3), "embedding_lr": (0.3, 1.0, 3.0)}
-    keep_shared = False
-    hands_on = -1  # its model has inputs that no other method knows of
+    handoff = Handoff(Nothing())  # its model has inputs that no other method knows of
+    choosing = Choosing(keep_shared=False)
+    needs = Needs(still=True)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        return {**super().uplink, **(self.som.uplink if self.assignment == "som" else {})}
-
-    rowed = (*(f"delta/{name}" for name in HEADS), "delta/prototypes")
+    def uplink(self) -> dict[str, Sent]:
+        shared = super().uplink
+        delta = replace(shared["delta"], rows=(*HEADS, "prototypes"))
+        return {**shared, "delta": delta, **(self.som.uplink if self.assignment == "som" else {})}
 
     @property
-    def downlink(self) -> dict[str, str]:  # type: ignore[override]
+    def downlink(self) -> dict[str, str]:
         what = "the encoder and all heads" + (" and prototypes" if self.assignment == "prototype" else "")
         return {"params": what, **(self.som.downlink if self.assignment == "som" else {})}
 
     @property
-    def private(self) -> dict[str, str]:  # type: ignore[override]
+    def private(self) -> dict[str, str]:
         head = {"head": "the client's own head"} if self.assignment == "personal" else {}
-        moments = {"moments": "Adam's moments of the client's own parameters"} if self.optimizer == "adam" else {}
+        moments = {"moments": "the optimizer's state of the client's own parameters"} if self.optimizer.stateful else {}
         return {"embedding": "the client's embedding", "rounds": "rounds it took part in", **head, **moments}
 
     # -- what there is -------------------------------------------------------------------------------------------------
     @property
-    def _task(self) -> Any:
-        return self._plain.conditioned(self.size)
-
-    @property
-    def _plain(self) -> Any:
-        return self.task  # more than the contract asks of a task: conditioned, mean_loss, slopes, kinds
+    def _task(self) -> Task:
+        return self.task.conditioned(self.size)
 
     @property
     def _many(self) -> int:
         """How many heads the server holds."""
         if self.assignment in ("prototype", "type"):
-            return self._plain.known_kinds(f"fedembed with assignment = {self.assignment!r}")
+            return self.task.known_kinds(f"fedembed with assignment = {self.assignment!r}")
         return {"som": self.k, "personal": 0, "none": 1}[self.assignment]
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -112,7 +113,7 @@ class FedEmbed(SharedModel):
         if heads:
             model |= {f"heads.{name}": torch.stack([head[name] for head in heads]) for name in heads[0]}
         above = {"global": network.outputs} if self.assignment != "none" else {}
-        above |= {"kinds": self._plain.kinds} if self._plain.kinds and self.kinds else {}
+        above |= {"kinds": self.task.kinds} if self.task.kinds and self.kinds else {}
         for place, (name, outputs) in enumerate(above.items()):
             model |= {f"{name}.{n}": p for n, p in network.new_head(outputs, seed + 1 + many + place).items()}
         if self.assignment == "prototype":
@@ -128,8 +129,8 @@ class FedEmbed(SharedModel):
             width = network.width + self.size
             begun["head"] = {"weight": torch.zeros(network.outputs, width), "bias": torch.zeros(network.outputs)}
             own |= {f"head.{name}": p for name, p in begun["head"].items()}
-        if self.optimizer == "adam":
-            begun["moments"] = {name: adam_start(p) for name, p in own.items()}
+        if self.optimizer.stateful:
+            begun["moments"] = {name: self.optimizer.start(p) for name, p in own.items()}
         return begun
 
     def broadcast(self, server: Tree) -> Tree:
@@ -207,7 +208,8 @@ class FedEmbed(SharedModel):
     def train(self, model: Params, moments: Tree, batches: Batches, alone: bool = False) -> tuple[Params, Tree]:
         """Local training; `alone`: of the client's own alone, the shared model being held.
 
-        `moments` are Adam's of what stays on the client, which goes on with them; those of what is shared begin anew.
+        `moments`: the optimizer's state of what stays on the client, which goes on with it; that of what is shared
+        begins anew.
         """
         apart = ("embedding", "prototype", *(name for name in model if name.startswith("global.")))
         shared = [name for name in model if name not in apart]
@@ -218,7 +220,8 @@ class FedEmbed(SharedModel):
             groups = [list(mine), ["embedding"], []]
         which = [place for place, names in enumerate(groups) if names]
         taught = [name for names in groups for name in names]
-        adam = {n: moments.get(n) or adam_start(model[n]) for n in taught} if self.optimizer == "adam" else {}
+        states = {n: moments.get(n) or self.optimizer.start(model[n]) for n in taught}
+        lr, own_lr = (self.schedule.of(rate, batches) for rate in (self.lr, self.embedding_lr))
         for step in range(len(batches)):
             batch, live, now = batches[step], batches.live(step), model
 
@@ -229,13 +232,10 @@ class FedEmbed(SharedModel):
             slopes = self._task.slopes(losses, *({name: model[name] for name in groups[place]} for place in which))
             moved: Params = {}
             for name, slope in ((name, slope) for part in slopes for name, slope in part.items()):
-                rate = self.embedding_lr if name in ("embedding", "prototype") else self.lr
-                if self.optimizer == "adam":
-                    moved[name], adam[name] = adam_step(adam[name], model[name], slope, rate, live)
-                else:
-                    moved[name] = model[name] - rate * live * slope
+                rate = at(own_lr if name in ("embedding", "prototype") else lr, step)
+                moved[name], states[name] = self.optimizer.step(states[name], model[name], slope, rate, live)
             model = {**model, **moved}
-        return model, {name: adam[name] for name in moments}
+        return model, {name: states[name] for name in moments}
 
     def losses(self, model: Params, batch: Params) -> tuple[Tensor, ...]:
         """What the shared parameters, the embedding (with nu) and the prototype descend."""
@@ -293,7 +293,8 @@ class FedEmbed(SharedModel):
         yield mine
 
     def predict(self, personal: Params, batch: Params) -> Tensor:
-        return self._task.predict(personal, batch)
+        outputs: Tensor = self._task.predict(personal, batch)
+        return outputs
 
 
 def _affine(params: Params, name: str, features: Tensor) -> Tensor:

@@ -23,9 +23,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
-from bespoke.methods.contexts import AVERAGE, Average, many_contexts, occurring, spread, step_contexts, used_by
-from bespoke.methods.local_adam import LocalAdam, adam_start, adam_step, pulled
+from bespoke.declarations import Card, Choosing, Handoff, Nothing, Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Setting, knob
+from bespoke.methods.parts.client_optimizer import adam_start, adam_step
+from bespoke.methods.parts.contexts import AVERAGE, Average, occurring, spread, step_contexts, used_by
+from bespoke.methods.parts.local_adam import LocalAdam, pulled
+from bespoke.methods.parts.schedule import at
 from bespoke.tensors import Params, Tree, count, scale, subtract, tree_map, zeros_like
 
 
@@ -41,28 +44,28 @@ class FedPC(LocalAdam):
     noise: float = knob(0.01, "average: standard deviation of the noise that a user's embedding begins with", ge=0)
     tune_steps: int = knob(15, "local steps on its own texts by which a client tunes user and context at the end", ge=1)
 
-    name = "fedpc"
-    paper = "Silva et al., FedPC, 2022"
+    card = Card(
+        "fedpc",
+        "Silva et al., FedPC, 2022",
+        personal="the product of its own embedding and the contexts', both tuned on its own texts",
+        unseen="a client that never trained begins with the embedding of a new user, the shared psi_0 or the noisy "
+        "average of all users' (newcomers), and tunes it on its own texts",
+        tunes={"lr": (0.0003, 0.001, 0.003)},
+    )
     private = {"user": "the user's embedding psi", "moments": "Adam's moments of it"}
-    personal = "the product of its own embedding and the contexts', both tuned on its own texts"
-    tunes = {"lr": (0.0003, 0.001, 0.003)}
-    keep_shared = False
-    hands_on = -1  # an embedding for each context, which no other method knows of
+    handoff = Handoff(Nothing())  # an embedding for each context, which no other method knows of
+    choosing = Choosing(keep_shared=False)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        users = {"users": Reveal.SUM} if self.newcomers == "average" else {}
-        return {"delta": Reveal.SUM, "uses": Reveal.SUM, **users, "weight": Reveal.COUNT}
+    def uplink(self) -> dict[str, Sent]:
+        users = {"users": Sent(Reveal.SUM)} if self.newcomers == "average" else {}
+        shared = super().uplink
+        return {"delta": shared["delta"], "uses": Sent(Reveal.SUM), **users, "weight": shared["weight"]}
 
     @property
-    def downlink(self) -> dict[str, str]:  # type: ignore[override]
+    def downlink(self) -> dict[str, str]:
         which = "psi_0" if self.newcomers == "shared" else "the average of the users'"
         return {"params": f"the contexts' embeddings phi, and that of a new user: {which}"}
-
-    @property
-    def unseen(self) -> str:  # type: ignore[override]
-        which = "the shared psi_0" if self.newcomers == "shared" else "the noisy average of all users'"
-        return f"a client that never trained begins with {which}, and tunes it on its own texts"
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -117,7 +120,7 @@ class FedPC(LocalAdam):
     def train(self, held: Tree, moments: Tree, batches: Batches, every: int = 0) -> tuple[Tree, Tree, Tensor]:
         """Local steps on user and contexts, the first of `every` as anybody; also which contexts occurred."""
         start, states = held, {part: adam_start(held[part]) for part in ("contexts", "anybody")} | {"user": moments}
-        uses = torch.zeros(many_contexts(self.task))
+        uses, lr = torch.zeros(self.task.contexts), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
             who = "anybody" if every and step % every == 0 else "user"
@@ -129,7 +132,7 @@ class FedPC(LocalAdam):
             for part, slope in zip((who, "contexts"), slopes):
                 if part != "user":
                     slope = pulled(slope, held[part], start[part], self.mu)
-                moved, states[part] = adam_step(states[part], held[part], slope, self.lr, live)
+                moved, states[part] = adam_step(states[part], held[part], slope, at(lr, step), live, self.eps)
                 held = {**held, part: moved}
             uses = torch.maximum(uses, live * occurring(self.task, batch))
         return held, states["user"], uses

@@ -7,7 +7,7 @@ Nothing is computed on the device but the model itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bespoke.method import Batches, Batching
 from bespoke.methods.fedpc import FedPC, product
@@ -20,12 +20,13 @@ class FedPCFrozen(FedPC):
 
     tune_steps: int = field(default=1, init=False)  # no knob: nothing is tuned
 
-    name = "fedpc-frozen"
-    personal = "the product of its own embedding and the contexts'"
-
-    @property
-    def unseen(self) -> str:  # type: ignore[override]
-        return super().unseen.replace(", and tunes it on its own texts", "")
+    card = replace(
+        FedPC.card,
+        name="fedpc-frozen",
+        personal="the product of its own embedding and the contexts'",
+        unseen="a client that never trained begins with the embedding of a new user, the shared psi_0 or the noisy "
+        "average of all users' (newcomers)",
+    )
 
     def support_batching(self) -> Batching:
         return Batching(self.batch_size)

@@ -16,17 +16,20 @@ At the end a client reads its own texts, and has psi_d * phi_d,c without a gradi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bespoke.declarations import Needs
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
-from bespoke.methods.contexts import many_contexts, occurring
 from bespoke.methods.fedpc import FedPC, product
-from bespoke.methods.generator import Reads, generated, generator_start, nothing_read, read
-from bespoke.methods.local_adam import adam_start, adam_step, pulled
+from bespoke.methods.parts.client_optimizer import adam_start, adam_step
+from bespoke.methods.parts.contexts import occurring
+from bespoke.methods.parts.generator import Reads, generated, generator_start, nothing_read, read
+from bespoke.methods.parts.local_adam import pulled
+from bespoke.methods.parts.schedule import at
 from bespoke.tensors import Params, Tree, flatten, scale, subtract, take, unflatten
 
 
@@ -45,14 +48,17 @@ class FedPCGenerated(FedPC):
     noise: float = field(default=0.0, init=False)
     tune_steps: int = field(default=1, init=False)
 
-    name = "fedpc-generated"
+    card = replace(
+        FedPC.card,
+        name="fedpc-generated",
+        personal="the product of the embeddings that the generators make from its own texts",
+        unseen="a client that never trained reads its own texts, as all others do",
+    )
     private = {}
-    personal = "the product of the embeddings that the generators make from its own texts"
-    unseen = "a client that never trained reads its own texts, as all others do"
-    widest = 2048  # numbers of an embedding; a generator has six times the square of it
+    needs = Needs(words=True, still=True, parameters=2048)  # a generator has six times the square of them
 
     @property
-    def downlink(self) -> dict[str, str]:  # type: ignore[override]
+    def downlink(self) -> dict[str, str]:
         return {"params": "the two generators, the contexts' embeddings phi, and the users' first one psi_0"}
 
     # -- the server ----------------------------------------------------------------------------------------------------
@@ -62,7 +68,7 @@ class FedPCGenerated(FedPC):
         first, generators = _table(server["params"]["anybody"]), dict[str, Tensor]()
         width = first.shape[-1]
         for part in ("user", "context"):
-            block = generator_start(width, self._reader().word_width, self.heads, self.expand * width, draw)
+            block = generator_start(width, self.task.word_width, self.heads, self.expand * width, draw)
             if self.reads == "history":
                 block["prior"] = torch.zeros(())
             generators |= {f"{part}.{name}": leaf for name, leaf in block.items()}
@@ -84,15 +90,15 @@ class FedPCGenerated(FedPC):
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         start = held = down["params"]
-        state, uses = adam_start(start), torch.zeros(many_contexts(self.task))
+        state, uses, lr = adam_start(start), torch.zeros(self.task.contexts), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
 
             def loss(p: Params, batch: Params = batch) -> Tensor:
-                return self._reader().loss_of_rows(self.embedded(unflatten(p), batch), batch)
+                return self.task.loss_of_rows(self.embedded(unflatten(p), batch), batch)
 
             slope = pulled(unflatten(self.slope(loss, flatten(held))), held, start, self.mu)
-            held, state = adam_step(state, held, slope, self.lr, live)
+            held, state = adam_step(state, held, slope, at(lr, step), live, self.eps)
             uses = torch.maximum(uses, live * occurring(self.task, batch))
         return private, {"delta": subtract(held, start), "uses": uses, "weight": torch.ones_like(batches.examples)}
 
@@ -117,21 +123,18 @@ class FedPCGenerated(FedPC):
     def places(self, batch: Params) -> list[Tensor]:
         """Which embedding of the user, of whom there is one, and of the contexts each text has."""
         one = torch.zeros_like(batch["mask"]).long()
-        return [one, batch["context"].long() if many_contexts(self.task) > 1 else one]
+        return [one, batch["context"].long() if self.task.contexts > 1 else one]
 
     def begin(self, held: Tree) -> list[Tree]:
         return [nothing_read(first, self.heads, self.reads) for _, _, first in self.parts(held)]
 
     def read(self, held: Tree, carried: list[Tree], batch: Params) -> list[tuple[Tree, Tree]]:
         """For user and context: what is known before each text of a batch, and after all of them."""
-        words, counted = self._reader().words(batch)
+        words, counted = self.task.words(batch)
         return [
             read(block, first, known, words, counted, place, self.heads, self.reads)
             for (block, _, first), known, place in zip(self.parts(held), carried, self.places(batch))
         ]
-
-    def _reader(self) -> Any:
-        return self.task  # more than the contract asks of a task: words, and a loss of rows with own parameters
 
     # -- personal models -----------------------------------------------------------------------------------------------
     def support_batching(self) -> Batching:

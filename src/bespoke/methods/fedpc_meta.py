@@ -9,12 +9,13 @@ own texts: W is a start from which few steps lead far, as in Reptile (Nichol et 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from bespoke.method import Batches, Cohort, Setting
-from bespoke.methods.local_head import LocalHead
+from bespoke.methods.parts.local_head import LocalHead
+from bespoke.methods.parts.schedule import at
 from bespoke.tensors import Params, Tree, scale, subtract
 
 
@@ -22,12 +23,15 @@ from bespoke.tensors import Params, Tree, scale, subtract
 class FedPCMeta(LocalHead):
     """One last layer of a frozen language model for all users and contexts, tuned on each client."""
 
-    name = "fedpc-meta"
-    title = "Meta-Learning (FedPC)"
-    paper = "the Meta-Learning baseline of Silva et al., FedPC, 2022"
+    card = replace(
+        LocalHead.card,
+        name="fedpc-meta",
+        title="Meta-Learning (FedPC)",
+        paper="the Meta-Learning baseline of Silva et al., FedPC, 2022",
+        personal="the shared head, tuned on the client's own texts",
+        unseen="a client that never trained tunes the shared head on its own texts",
+    )
     downlink = {"params": "the shared head"}
-    personal = "the shared head, tuned on the client's own texts"
-    unseen = "a client that never trained tunes the shared head on its own texts"
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         params = self.begun(params)
@@ -40,10 +44,10 @@ class FedPCMeta(LocalHead):
 
     def train(self, start: Params, batches: Batches) -> Params:
         """The head after a step on every batch."""
-        params, state = self.own(start)
+        (params, state), lr = self.own(start), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             slope = self.task.gradient(params, batches[step])
-            params, state = self.step(state, params, slope, start, self.mu, batches.live(step))
+            params, state = self.step(state, params, slope, start, self.mu, batches.live(step), at(lr, step))
         return params
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:

@@ -10,15 +10,17 @@ server adds a context's mean change.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Cohort, Reveal, Setting, knob
-from bespoke.methods.contexts import AVERAGE, Average, many_contexts, occurring, spread, step_contexts, used_by
-from bespoke.methods.local_head import LocalHead
+from bespoke.declarations import Reveal, Sent
+from bespoke.method import Batches, Cohort, Setting, knob
+from bespoke.methods.parts.contexts import AVERAGE, Average, occurring, spread, step_contexts, used_by
+from bespoke.methods.parts.local_head import LocalHead
+from bespoke.methods.parts.schedule import at
 from bespoke.tensors import Params, Tree, subtract, tree_map
 
 
@@ -29,17 +31,21 @@ class FedPCSplit(LocalHead):
     join: Literal["mean", "sum"] = knob("mean", "a text's logits: the mean of the user's and the context's, or the sum")
     average: Average = knob("used", AVERAGE)
 
-    name = "fedpc-split"
-    title = "Split-Learning (FedPC)"
-    paper = "the Split-Learning baseline of Silva et al., FedPC, 2022"
+    card = replace(
+        LocalHead.card,
+        name="fedpc-split",
+        title="Split-Learning (FedPC)",
+        paper="the Split-Learning baseline of Silva et al., FedPC, 2022",
+        personal="the user's head and the contexts', tuned on the client's own texts",
+        unseen="a client that never trained tunes the pretrained head and the contexts' heads on its own texts",
+    )
     downlink = {"params": "the contexts' heads"}
     private = {"user": "the user's head"}
-    personal = "the user's head and the contexts', tuned on the client's own texts"
-    unseen = "a client that never trained tunes the pretrained head and the contexts' heads on its own texts"
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        return {"delta": Reveal.SUM, "uses": Reveal.SUM, "weight": Reveal.COUNT}
+    def uplink(self) -> dict[str, Sent]:
+        shared = super().uplink
+        return {"delta": shared["delta"], "uses": Sent(Reveal.SUM), "weight": shared["weight"]}
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -77,7 +83,7 @@ class FedPCSplit(LocalHead):
         some = self._own_contexts(batches)
         start = shared if some is None else {n: leaf[some] for n, leaf in shared.items()}
         (user, moments), (contexts, states) = self.own(user), self.own(start)
-        uses = torch.zeros(many_contexts(self.task))
+        uses, lr = torch.zeros(self.task.contexts), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
             uses = torch.maximum(uses, live * occurring(self.task, batch))
@@ -86,15 +92,15 @@ class FedPCSplit(LocalHead):
             slope = self.task.gradient(self.joined(user, contexts), batch)
             slope = tree_map(lambda g: g.mul_(self.part) if self.plain else g * self.part, slope)
             together = {n: g.sum(0, keepdim=True) if g.shape[0] > user[n].shape[0] else g for n, g in slope.items()}
-            user, moments = self.step(moments, user, together, user, 0.0, live)
-            contexts, states = self.step(states, contexts, slope, start, self.mu, live)
+            user, moments = self.step(moments, user, together, user, 0.0, live, at(lr, step))
+            contexts, states = self.step(states, contexts, slope, start, self.mu, live, at(lr, step))
         if some is not None:
             contexts = {n: leaf.index_copy(0, some, contexts[n]) for n, leaf in shared.items()}
         return user, contexts, uses
 
     def _own_contexts(self, batches: Batches) -> Tensor | None:
         """The contexts of a client's texts; None for all, where clients are computed together or there is but one."""
-        if not self.plain or many_contexts(self.task) == 1:
+        if not self.plain or self.task.contexts == 1:
             return None
         return occurring(self.task, batches.rows()).nonzero()[:, 0]
 

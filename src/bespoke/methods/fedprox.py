@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bespoke.declarations import Card, stackable
 from bespoke.method import Batches, knob
-from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.parts.descend import descend
 from bespoke.tensors import Params
 
 
@@ -19,16 +20,11 @@ class FedProx(FedAvg):
 
     mu: float = knob(0.1, "strength of the pull to the round's start", ge=0)
 
-    name = "fedprox"
-    paper = "Li et al., MLSys 2020"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "mu": (0.01, 0.1, 1.0)}
+    card = Card("fedprox", "Li et al., MLSys 2020", tunes={"lr": (0.01, 0.03, 0.1, 0.3), "mu": (0.01, 0.1, 1.0)})
 
-    @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return not self.momentum and type(self) is FedProx
-
+    @stackable(lambda method: method.plain)
     def train(self, start: Params, batches: Batches) -> Params:
         return descend(
-            self.task, start, batches, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
-            anchor=start, pull=self.mu,
+            self.task, start, batches, lr=self.schedule.of(self.lr, batches), optimizer=self.stepper, anchor=start,
+            pull=self.mu,
         )  # fmt: skip

@@ -14,9 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Needs
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
-from bespoke.methods.descend import descend
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.parts.descend import descend
+from bespoke.methods.parts.heads import body_and_head
+from bespoke.task import Task
 from bespoke.tensors import Params, Tree
 
 
@@ -29,23 +32,20 @@ class FedRep(FedAvg):
     head_lr: float | None = knob(None, "learning rate of heads; as lr if not given", gt=0)
     adapt_epochs: int = knob(10, "epochs in which every client fits its head to the final body", ge=1)
 
-    name = "fedrep"
-    paper = "Collins et al., ICML 2021"
+    card = Card(
+        "fedrep",
+        "Collins et al., ICML 2021",
+        personal="the shared body with a head of its own",
+        unseen="a client that never trained fits a head to the shared body on its own rows",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3)},
+    )
     downlink = {"params": "the shared body"}
     private = {"head": "the client's own last layer"}
-    personal = "the shared body with a head of its own"
-    unseen = "a client that never trained fits a head to the shared body on its own rows"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
-    keep_shared = False
-
-    def split(self, params: Params) -> tuple[Params, Params]:
-        """(body, head)"""
-        last: tuple[str, ...] = getattr(self.task, "last_layer", ())
-        head = {name: p for name, p in params.items() if name.startswith(last)}
-        return {name: p for name, p in params.items() if name not in head}, head
+    choosing = Choosing(keep_shared=False)
+    needs = Needs(last=True)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        body, head = self.split(params)
+        body, head = body_and_head(self.task, params)
         return {**super().init_server(body, setting), "head": head}  # the head of a client that has none yet
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
@@ -56,23 +56,22 @@ class FedRep(FedAvg):
 
     def batching(self) -> Batching:
         # rows in a new order every round, not every epoch: what the body makes of them is computed once for the head
-        linear = getattr(getattr(self.task, "network", None), "is_linear", False)  # then there is no body
-        epochs = self.head_epochs + (0 if linear else self.epochs)
+        epochs = self.head_epochs + (0 if self.task.has_closed_form else self.epochs)  # a linear model has no body
         return Batching(
             self.batch_size, epochs, drop_last=self.drop_last, shuffle=self.shuffle,
             reshuffle=False,
         )  # fmt: skip
 
     def init_private(self, params: Params) -> Tree:
-        return {"head": self.split(params)[1]}
+        return {"head": body_and_head(self.task, params)[1]}
 
     def fit(self, body: Params, head: Params, batches: Batches) -> Params:
         """The head after these batches, the body held."""
-        above = _task(self).above_features()
+        above = self.task.above_features()
         rate = self.lr if self.head_lr is None else self.head_lr
         return descend(
-            above, head, _Represented(self.task, {**body, **head}, batches), lr=rate, momentum=self.momentum,
-            weight_decay=self.weight_decay,
+            above, head, _Represented(self.task, {**body, **head}, batches), lr=self.schedule.of(rate, batches),
+            optimizer=self.stepper,
         )  # fmt: skip
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
@@ -80,9 +79,10 @@ class FedRep(FedAvg):
         head = self.fit(body, private["head"], batches.part(0, self.head_epochs))
         moved = body
         if body:
+            rest = batches.part(self.head_epochs, self.head_epochs + self.epochs)
             trained = descend(
-                self.task, {**body, **head}, batches.part(self.head_epochs, self.head_epochs + self.epochs), lr=self.lr,
-                momentum=self.momentum, weight_decay=self.weight_decay, only=tuple(body),
+                self.task, {**body, **head}, rest, lr=self.schedule.of(self.lr, rest), optimizer=self.stepper,
+                only=tuple(body),
             )  # fmt: skip
             moved = {name: trained[name] for name in body}
         return {"head": head}, self.change(moved, body, batches)
@@ -98,14 +98,10 @@ class FedRep(FedAvg):
         yield {**down["params"], **self.fit(down["params"], private["head"], support)}
 
 
-def _task(method: FedRep) -> Any:
-    return method.task  # more than the contract asks of a task: above_features
-
-
 class _Represented:
     """Batches whose rows are what a body makes of them; an order that comes again is not computed again."""
 
-    def __init__(self, task: Any, params: Params, batches: Batches) -> None:
+    def __init__(self, task: Task, params: Params, batches: Batches) -> None:
         self.task, self.params, self.batches = task, params, batches
         self.known: dict[int, Params] = {}
         self.lap = len(batches.part(0, 1))

@@ -16,16 +16,19 @@ the last layer in the first half of the epochs and all layers in the second (LP-
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Handoff, Needs, One, PerGroup
 from bespoke.method import Batches, Batching, Method, Setting, knob
-from bespoke.methods.descend import descend
-from bespoke.methods.grouped import stacked
-from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
+from bespoke.methods.parts.client_optimizer import OPTIMIZER, ClientOptimizer
+from bespoke.methods.parts.descend import descended
+from bespoke.methods.parts.grouped import stacked
+from bespoke.methods.parts.schedule import SCHEDULE, Schedule
+from bespoke.methods.parts.solved import SOLVER, WHOLE, Solver, nothing_descends, solved
 from bespoke.tensors import Params, Tree, add_scaled, subtract, take
 
 FREE, BOUND = 1e-6, 1e6  # pulls, in rows: at these a coefficient is as good as free, or held
@@ -55,19 +58,35 @@ class FineTune(Method):
         "nobody (the last one), or whichever of the first two is better on validation rows (auto)",
     )
     keep_shared: bool = knob(True, "epoch 0, the shared model, is a candidate too (not so in Motley's cross-silo code)")
+    optimizer: ClientOptimizer = field(default_factory=ClientOptimizer, metadata={"doc": OPTIMIZER})
+    schedule: Schedule = field(default_factory=Schedule, metadata={"doc": f"{SCHEDULE}; its rounds are epochs here"})
     solver: Solver = knob("sgd", SOLVER)
     pulls: tuple[float, ...] = knob(
         (1e-6, 1e-4, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4), "exact: pulls to the shared model to try, in rows", gt=0
     )
     intercepts: tuple[float, ...] = knob((1e-3, 0.1, 1.0, 10.0, 1e3), "exact: the same for the intercept", gt=0)
 
-    name = "finetune"
-    paper = "Wu et al., Motley, 2022, Section 3.1"
-    personal = "the shared model after some epochs on the client's own rows"
-    unseen = "a client that never trained fine-tunes the shared model on its own rows"
-    trains = False
-    after = "fedavg"
-    starts_from: ClassVar[tuple[int, ...]] = (1, 0)
+    card = Card(
+        "finetune",
+        "Wu et al., Motley, 2022, Section 3.1",
+        personal="the shared model after some epochs on the client's own rows",
+        unseen="a client that never trained fine-tunes the shared model on its own rows",
+        after="fedavg",
+    )
+    handoff = Handoff(takes=(One(), PerGroup()))
+
+    def __post_init__(self) -> None:
+        if self.solver == "exact":
+            nothing_descends(self.optimizer, self.schedule)
+        self.schedule.within(self.epochs, "epochs")  # refuses what does not fit
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(last=self.part != "all")
+
+    @property
+    def choosing(self) -> Choosing:
+        return Choosing(self.choose, self.keep_shared)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         # the models of groups: each client starts from its own group's
@@ -105,12 +124,18 @@ class FineTune(Method):
 
     def epochs_of(self, shared: Params, support: Batches) -> Iterator[Params]:
         """The models after the epochs that are kept, for every learning rate."""
-        last, kept = getattr(self.task, "last_layer", ()), set(self.epochs_kept())
+        kept = set(self.epochs_kept())
         early = {"all": 0, "last": self.epochs, "last-then-all": self.epochs // 2}[self.part]
+        schedule = self.schedule.within(self.epochs)
         for lr in self.lrs:
-            params = shared
+            params, state = shared, None
             for epoch, batches in enumerate(support.epochs(), start=1):
-                params = descend(self.task, params, batches, lr=lr, only=last if epoch <= early else ())
+                if epoch == early + 1:  # other layers move now
+                    state = None
+                params, state = descended(
+                    self.task, params, state, batches, lr=schedule.of(lr, batches, epoch), optimizer=self.optimizer,
+                    only=self.task.last_layer if epoch <= early else (),
+                )  # fmt: skip
                 if epoch in kept:
                     yield params
 

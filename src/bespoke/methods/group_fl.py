@@ -11,12 +11,13 @@ In the code: eta_l is `lr`, K `epochs`, FedAdam and eta_g `server`, |I_gt| the e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from bespoke.declarations import Needs
 from bespoke.method import Cohort, Setting
-from bespoke.methods.grouped import Grouped
+from bespoke.methods.parts.grouped import Grouped
 from bespoke.tensors import Params, Tree
 
 
@@ -24,11 +25,15 @@ from bespoke.tensors import Params, Tree
 class GroupFL(Grouped):
     """The global model, trained further by each group of clients for itself."""
 
-    name = "group-fl"
-    title = "GroupFL"
-    paper = "Liu et al., ICASSP 2023, Algorithm 2"
-    unseen = "a client that never trained gets its group's model; if its group is not known, the global model"
-    after = "fedavg"
+    card = replace(
+        Grouped.card,
+        name="group-fl",
+        title="GroupFL",
+        paper="Liu et al., ICASSP 2023, Algorithm 2",
+        unseen="a client that never trained gets its group's model; if its group is not known, the global model",
+        after="fedavg",
+    )
+    needs = Needs(groups=True)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         members = setting.groups

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bespoke.declarations import Card
 from bespoke.methods.finetune import FineTune
 
 
@@ -16,9 +17,11 @@ from bespoke.methods.finetune import FineTune
 class GroupPerFL(FineTune):
     """The model of the client's group, trained further on the client's own data."""
 
-    name = "group-perfl"
-    title = "GroupPerFL"
-    paper = "Liu et al., ICASSP 2023, Algorithm 3"
-    personal = "its group's model after some epochs on the client's own rows"
-    unseen = "a client that never trained fine-tunes its group's model, or the global one if its group is not known"
-    after = "group-fl"
+    card = Card(
+        "group-perfl",
+        "Liu et al., ICASSP 2023, Algorithm 3",
+        "GroupPerFL",
+        personal="its group's model after some epochs on the client's own rows",
+        unseen="a client that never trained fine-tunes its group's model, or the global one if its group is not known",
+        after="group-fl",
+    )

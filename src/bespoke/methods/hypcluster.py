@@ -13,13 +13,14 @@ the mean of the round before trains this model instead. The mean follows from a 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.declarations import Card, Choosing, Handoff, Needs, One, Reveal, Sent, Stacked
+from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
 from bespoke.tensors import Params, Tree, scale, stack, subtract, take, tree_map
@@ -43,18 +44,19 @@ class HypCluster(Ensemble):
         ge=0,
     )
 
-    name = "hypcluster"
-    paper = "Mansour et al., 2020 (HypCluster); Ghosh et al., NeurIPS 2020 (IFCA)"
+    card = Card(
+        "hypcluster",
+        "Mansour et al., 2020 (HypCluster); Ghosh et al., NeurIPS 2020 (IFCA)",
+        personal="the model of the cluster with the lowest loss on the client's own rows",
+        unseen="a client that never trained picks a cluster on its own rows, like all others",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "k": (2, 3, 4)},
+    )
     downlink = {
         "params": "the models of all k clusters",
         "largest": "which of them most clients of the last round chose",
         "vacant": "with reseed: which of them is started again in this round, or -1",
         "threshold": "with reseed: the mean loss of the last round's clients",
     }
-    personal = "the model of the cluster with the lowest loss on the client's own rows"
-    unseen = "a client that never trained picks a cluster on its own rows, like all others"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "k": (2, 3, 4)}
-    keep_shared = False  # the largest cluster's model only stands for what a client would have that did not choose
 
     @classmethod
     def prepared(cls, knobs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -62,26 +64,30 @@ class HypCluster(Ensemble):
         return "fedavg" if knobs.get("share") == "body" else "ensemble", {"reseed": 5, **knobs}
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        loss = {"loss": Reveal.SUM} if self.reseed else {}
+    def uplink(self) -> dict[str, Sent]:
+        loss = {"loss": Sent(Reveal.SUM)} if self.reseed else {}
         if self.upload == "index":
-            return {"delta": Reveal.EACH, "weight": Reveal.EACH, "cluster": Reveal.EACH, **loss}
-        return {"delta": Reveal.SUM, "weight": Reveal.SUM, "count": Reveal.SUM, **loss}
+            seen = Sent(Reveal.EACH)
+            return {"delta": Sent(Reveal.EACH, change="weight"), "weight": seen, "cluster": seen, **loss}
+        own = (self.task.last_layer if self.share == "body" else ()) or ("",)
+        delta, all_ = Sent(Reveal.SUM, change="weight", rows=own), Sent(Reveal.SUM, rows=("",))
+        return {"delta": delta, "weight": all_, "count": all_, **loss}
 
     @property
-    def rowed(self) -> tuple[str, ...]:  # type: ignore[override]
-        if self.upload == "index":
-            return ()
-        heads = tuple(f"delta/{name}" for name in getattr(self.task, "last_layer", ())) if self.share == "body" else ()
-        return (*(heads or ("delta",)), "weight", "count")
+    def needs(self) -> Needs:
+        return Needs(last=self.share == "body")
 
     @property
-    def starts_from(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.k,) if self.share == "none" else (1,)  # heads fit the body that they were trained with, no other
+    def handoff(self) -> Handoff:  # heads fit the body that they were trained with, no other
+        return Handoff(Stacked(self.k), takes=(Stacked(self.k) if self.share == "none" else One(),))
+
+    @property
+    def choosing(self) -> Choosing:  # the largest cluster's model stands for what a client would have without choosing
+        return replace(super().choosing, keep_shared=False)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        last = getattr(self.task, "last_layer", ())
-        common = {n: leaf for n, leaf in params.items() if self.share == "body" and not n.startswith(last)}
+        last = self.task.last_layer if self.share == "body" else ("",)
+        common = {n: leaf for n, leaf in params.items() if not n.startswith(last)}
         # beside a common body all heads are drawn: the one that came with it would win every client
         models = self.starts(params, setting.seed) if not common else stack(self.draws(setting.seed))
         own = {name: leaf for name, leaf in models.items() if name not in common}

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bespoke.declarations import Card, Choosing, Needs
 from bespoke.method import Batches, Batching, Method, knob
 from bespoke.tensors import Params, Tree
 
@@ -46,19 +47,22 @@ class KNNPer(Method):
     )
     choose: Literal["global", "client"] = knob("global", "who chooses the mix: all clients together, or each client")
 
-    name = "knn-per"
-    title = "kNN-Per"
-    paper = "Marfoq et al., ICML 2022"
+    card = Card(
+        "knn-per",
+        "Marfoq et al., ICML 2022",
+        "kNN-Per",
+        personal="the shared model and a memory of the client's own rows",
+        unseen="a client that never trained fills its memory with its own rows like all others",
+        after="fedavg",
+        tunes={"weight": ("exp", "inverse")},
+    )
     private = {"memory": "features and targets of the client's own rows"}
-    personal = "the shared model and a memory of the client's own rows"
-    unseen = "a client that never trained fills its memory with its own rows like all others"
-    trains = False
-    after = "fedavg"
-    tunes = {"weight": ("exp", "inverse")}
+
+    needs = Needs(last=True)
 
     @property
-    def keep_shared(self) -> bool:  # type: ignore[override]
-        return 0 in self.mix
+    def choosing(self) -> Choosing:
+        return Choosing(self.choose, keep_shared=0 in self.mix)
 
     def support_batching(self) -> Batching:
         return Batching(2**31, uses=0)  # all rows at once, in random order: a memory of part of them keeps the first
@@ -76,7 +80,7 @@ class KNNPer(Method):
             yield {"params": down["params"], "memory": memory, "mix": torch.tensor(part)}
 
     def _memory(self, params: Params, support: Batches) -> Params:
-        rows, task = support.rows(), self._task
+        rows, task = support.rows(), self.task
         kept, most = support.examples, len(rows["mask"])
         if isinstance(self.capacity, float) and self.capacity <= 1:
             kept, most = (self.capacity * kept).ceil(), math.ceil(self.capacity * most)
@@ -89,12 +93,9 @@ class KNNPer(Method):
             targets = task.chosen(task.predict(params, rows)).reshape(targets.shape)
         return {"features": features, "targets": targets, "mask": mask}
 
-    @property
-    def _task(self) -> Any:
-        return self.task  # more than the contract asks of a task: items, asked, vote and mixed
-
     def predict(self, personal: Tree, batch: Params) -> Tensor:
-        return self._mixed(personal, self._asked(personal, batch))
+        outputs: Tensor = self._mixed(personal, self._asked(personal, batch))
+        return outputs
 
     def outputs(self, models: Iterator[Tree], parts: dict[str, Params]) -> Iterator[Params]:
         asked: dict[str, Any] = {}  # candidates differ in the mix alone: neighbours are looked up once
@@ -104,11 +105,11 @@ class KNNPer(Method):
 
     def _mixed(self, personal: Tree, asked: tuple[Any, Any, Tensor]) -> Any:
         outputs, vote, known = asked
-        return self._task.mixed(outputs, vote, personal["mix"] * known)
+        return self.task.mixed(outputs, vote, personal["mix"] * known)
 
     def _asked(self, personal: Tree, batch: Params) -> tuple[Any, Any, Tensor]:
         """What the model says of these rows, what the neighbours say, and whether there are any (1, else 0)."""
-        task, memory = self._task, personal["memory"]
+        task, memory = self.task, personal["memory"]
         outputs, queries = task.asked(personal["params"], batch)
         centre = memory["features"].mean(0)  # about it products of features lose least to rounding
         there, queries = memory["features"] - centre, queries - centre

@@ -7,8 +7,8 @@ fine-tuning; indeed it is fine-tuning of a model that nobody has trained.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
+from bespoke.declarations import Card, Handoff
 from bespoke.method import knob
 from bespoke.methods.finetune import FineTune
 
@@ -22,10 +22,11 @@ class Local(FineTune):
     blend: tuple[float, ...] = field(default=(1.0,), init=False)  # no knob: there is no shared model
     every: int = knob(2, "epochs between two candidates", ge=1)
 
-    name = "local"
-    paper = "the baseline without federation"
-    after = ""
-    starts_from = (1,)
-    downlink: ClassVar[dict[str, str]] = {}
-    personal = "a model trained on the client's own rows alone"
-    unseen = "a client that never trained trains its own model just like the others"
+    card = Card(
+        "local",
+        "the baseline without federation",
+        personal="a model trained on the client's own rows alone",
+        unseen="a client that never trained trains its own model just like the others",
+    )
+    downlink = {}
+    handoff = Handoff()

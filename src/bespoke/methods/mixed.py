@@ -34,8 +34,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
-from bespoke.methods.mixed_posterior import (
+from bespoke.declarations import Card, Choosing, Needs, Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
+from bespoke.methods.parts.mixed_posterior import (
     TINY,
     derivatives,
     inverse,
@@ -46,7 +47,7 @@ from bespoke.methods.mixed_posterior import (
     posterior_of_squares,
     scored,
 )
-from bespoke.methods.solved import WHOLE
+from bespoke.methods.parts.solved import WHOLE
 from bespoke.tensors import Params, Tree, take
 
 LEAST = 1e-5  # variance, where noise may have made it negative
@@ -70,8 +71,13 @@ class Mixed(Method):
         "once (regression only)",
     )
 
-    name = "mixed"
-    paper = "Laird and Ware, 1982; Luo et al., 2022 (DLMM); Liu et al., ICASSP 2023, Section 4"
+    card = Card(
+        "mixed",
+        "Laird and Ware, 1982; Luo et al., 2022 (DLMM); Liu et al., ICASSP 2023, Section 4",
+        personal="the posterior mean of the client's own coefficients, and its covariance",
+        unseen="a client that never trained starts at the common coefficients and moves away as its rows tell",
+        tunes={"robust": (False, True)},
+    )
     downlink = {
         "params": "the common model, or that of the client's group",
         "centre": "its coefficients in double precision",
@@ -80,25 +86,19 @@ class Mixed(Method):
         "between": "how they vary between groups",
         "noise": "the noise variance and, if robust, how it varies between clients",
     }
-    personal = "the posterior mean of the client's own coefficients, and its covariance"
-    unseen = "a client that never trained starts at the common coefficients and moves away as its rows tell"
-    everyone = True
-    heads_only = True
-    smooth_only = True
-    most_coefficients = 250
-    tunes = {"robust": (False, True)}
-    keep_shared = False
+    needs = Needs(head=True, smooth=True, everyone=True, coefficients=250)
+    choosing = Choosing(keep_shared=False)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+    def uplink(self) -> dict[str, Sent]:
         if self.statistics == "each":
-            return dict.fromkeys(("gram", "moment", "square", "rows"), Reveal.EACH)
+            return dict.fromkeys(("gram", "moment", "square", "rows"), Sent(Reveal.EACH))
         if self.statistics == "moments":
-            return {**dict.fromkeys(("mean", "square", "noise"), Reveal.SUM), "clients": Reveal.COUNT}
+            return {**dict.fromkeys(("mean", "square", "noise"), Sent(Reveal.SUM)), "clients": Sent(Reveal.COUNT)}
         robust = ("precision", "log_precision") if self.robust else ()
         varied = ("moment", "residual") if self.covariance == "full" else ("slope", "curve")
         names = ("information", "score", *varied, "loglik", "variances", *robust, "rows", "clients")
-        return dict.fromkeys(names, Reveal.SUM)
+        return dict.fromkeys(names, Sent(Reveal.SUM))
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -374,7 +374,8 @@ class Mixed(Method):
         head = self.task.linear()
         rows = free.reshape(-1, head.coefficients(params).shape[-1])
         full = torch.cat([torch.zeros_like(rows[:1]), rows]) if self._classes() else rows
-        return head.replaced(params, full)
+        model: Params = head.replaced(params, full)
+        return model
 
 
 def _variances(server: Tree) -> Tensor:

@@ -13,14 +13,17 @@ the server can tell each client its a_t and R_tt, and no client sees another's w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
-from bespoke.methods.descend import descend
+from bespoke.declarations import Card, Choosing, Needs, Reveal, Sent, stackable
+from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
+from bespoke.methods.parts.descend import descend
+from bespoke.methods.parts.schedule import SCHEDULE, Schedule, at
 from bespoke.tensors import Params, Tree, subtract, take, tree_map
 
 FLOOR = 1e-8  # of the eigenvalues of W W^T
@@ -39,23 +42,24 @@ class Mocha(Method):
     weight_decay: float = knob(0.0, "client weight decay", ge=0)
     drop_last: bool = knob(False, "leave out the last, partial batch")
     shuffle: bool = knob(True, "draw new batches in every round; off: rows in their stored order")
+    schedule: Schedule = field(default_factory=Schedule, metadata={"doc": SCHEDULE})
 
-    name = "mocha"
-    paper = "Smith et al., NeurIPS 2017; primal: Wu et al., Motley, 2022"
-    uplink = {"delta": Reveal.EACH}
+    card = Card(
+        "mocha",
+        "Smith et al., NeurIPS 2017; primal: Wu et al., Motley, 2022",
+        personal="weights of its own, coupled to those of related clients",
+        unseen="a client that never trained gets the mean of the others' weights",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.0001, 0.001, 0.01)},
+    )
+    uplink = {"delta": Sent(Reveal.EACH)}
     downlink = {
         "params": "the mean of the clients' weights",
         "weights": "the client's own weights",
         "anchor": "where the other clients' weights pull it",
         "pull": "how strongly",
     }
-    personal = "weights of its own, coupled to those of related clients"
-    unseen = "a client that never trained gets the mean of the others' weights"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "lam": (0.0001, 0.001, 0.01)}
-    linear_only = True
-    most_clients = 3000  # the server decomposes a matrix of clients x clients
-    stackable = True
-    keep_shared = False
+    needs = Needs(linear=True, clients=3000)  # the server decomposes a matrix of clients x clients
+    choosing = Choosing(keep_shared=False)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         tasks = setting.clients
@@ -69,12 +73,18 @@ class Mocha(Method):
     def unicast(self, server: Tree, client: int) -> Tree:
         return {name: take(server[name], client) for name in ("weights", "anchor", "pull")}
 
+    @stackable(lambda method: method.schedule.steady)
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         # the coupling in closed form (a proximal step): Omega is stiff, and would overshoot at any usual learning rate
-        lr = self.lr / (1 + self.lr * down["pull"])
+        full, pull = self.schedule.of(self.lr, batches), down["pull"]
+
+        def proximal(step: int) -> Tensor:
+            rate: Tensor = at(full, step) / (1 + at(full, step) * pull)
+            return rate
+
         trained = descend(
-            self.task, down["weights"], batches, lr=lr, weight_decay=self.weight_decay,
-            anchor=down["anchor"], pull=down["pull"],
+            self.task, down["weights"], batches, lr=proximal if callable(full) else proximal(0),
+            optimizer=ClientOptimizer(weight_decay=self.weight_decay), anchor=down["anchor"], pull=pull,
         )  # fmt: skip
         return private, {"delta": subtract(trained, down["weights"])}
 
@@ -100,7 +110,8 @@ class Mocha(Method):
         values, vectors = torch.linalg.eigh(gram)
         roots = values.clamp(min=FLOOR).sqrt()
         spectrum = roots / roots.sum()
-        return (vectors * (spectrum if self.coupling == "motley" else 1 / spectrum)) @ vectors.mT
+        relation: Tensor = (vectors * (spectrum if self.coupling == "motley" else 1 / spectrum)) @ vectors.mT
+        return relation
 
     def _coupled(self, mean: Params, weights: Params, trained: Tensor, relation: Tensor, number: int) -> Tree:
         """The server's state, with what each client is to be sent next."""

@@ -15,9 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import Tensor
+
+from bespoke.declarations import Card, Choosing, Needs, stackable, stacks
 from bespoke.method import Batches, Batching, knob
-from bespoke.methods.descend import descend
-from bespoke.methods.shared_model import SharedModel
+from bespoke.methods.parts.descend import descend
+from bespoke.methods.parts.schedule import at
+from bespoke.methods.parts.shared_model import SharedModel
 from bespoke.tensors import Params, Tree, add_scaled, subtract
 
 WHOLE = 2**31  # a batch that holds all rows
@@ -35,21 +39,20 @@ class PerFedAvg(SharedModel):
     probe: float = knob(0.01, "hessian-free: how far along the gradient the difference is taken (delta)", gt=0)
     steps: int = knob(5, "most steps to a client's own model; how many is chosen on validation data", ge=1)
 
-    name = "per-fedavg"
-    title = "Per-FedAvg"
-    paper = "Fallah et al., NeurIPS 2020"
-    personal = "the shared model after some steps on the client's own rows"
-    unseen = "a client that never trained takes the same steps from the shared model on its own rows"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "alpha": (0.01, 0.03, 0.1)}
-    keep_shared = False
+    card = Card(
+        "per-fedavg",
+        "Fallah et al., NeurIPS 2020",
+        "Per-FedAvg",
+        personal="the shared model after some steps on the client's own rows",
+        unseen="a client that never trained takes the same steps from the shared model on its own rows",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "alpha": (0.01, 0.03, 0.1)},
+    )
+    choosing = Choosing(keep_shared=False)
+    needs = Needs(still=True)
 
     @property
     def draws(self) -> int:
         return 2 if self.variant == "first-order" else 3
-
-    @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return type(self) is PerFedAvg
 
     def batching(self) -> Batching:
         # D, D' and D'' are the same step's batches of epochs shuffled apart: as many for every client, however few rows
@@ -61,19 +64,22 @@ class PerFedAvg(SharedModel):
         """The gradient on a batch: what a step of length one goes. Nothing, where the batch only pads."""
         return subtract(params, descend(self.task, params, batch, lr=1.0))
 
-    def meta_step(self, params: Params, drawn: list[Batches]) -> Params:
+    @stackable()
+    def meta_step(self, params: Params, drawn: list[Batches], lr: float | Tensor) -> Params:
         """One step of the shared model on batches D, D' and, where they are needed, D''."""
         first, second, *third = drawn
         slope = self.slope(descend(self.task, params, first, lr=self.alpha), second)
         if third:
             ahead, behind = (self.slope(add_scaled(params, slope, far), third[0]) for far in (self.probe, -self.probe))
             slope = add_scaled(slope, subtract(ahead, behind), -self.alpha / (2 * self.probe))
-        return add_scaled(params, slope, -self.lr)
+        return add_scaled(params, slope, -lr)
 
+    @stackable(lambda method: stacks(method.meta_step) and method.schedule.steady)
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        params = down["params"]
-        for drawn in self.drawn(batches):
-            params = self.meta_step(params, drawn)
+        params, apart = down["params"], self.draws if self.steps_per_round else 1
+        lr = self.schedule.of(self.lr, batches if self.steps_per_round else batches.part(0, self.epochs))
+        for place, drawn in enumerate(self.drawn(batches)):
+            params = self.meta_step(params, drawn, at(lr, place * apart))
         return private, self.change(params, down["params"], batches)
 
     def drawn(self, batches: Batches) -> Iterator[list[Batches]]:

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.fedavg import FedAvg
+from bespoke.methods.parts.heads import body_and_head
 from bespoke.tensors import Params, Tree, scale, subtract, take, tree_map
 
 
@@ -38,27 +40,26 @@ class PFedKM(FedAvg):
     )
     iterations: int = knob(10, "rounds of k-means in a round of training", ge=1)
 
-    name = "pfedkm"
-    paper = "Silva et al., 2022, after Tang et al., 2021"
+    card = Card(
+        "pfedkm",
+        "Silva et al., 2022, after Tang et al., 2021",
+        personal="the shared body with the head of the cluster that the server put the client in",
+        unseen="a client that never trained takes the head with the lowest loss on its own rows",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3)},
+    )
     downlink = {"params": "the shared body and the heads of all clusters", "cluster": "which of them is the client's"}
-    personal = "the shared body with the head of the cluster that the server put the client in"
-    unseen = "a client that never trained takes the head with the lowest loss on its own rows"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
-    keep_shared = False
-    hands_on = -1  # a body with several heads
+    handoff = Handoff(Nothing())  # a body with several heads
+    choosing = Choosing(keep_shared=False)
+    needs = Needs(last=True, still=True)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
+    def uplink(self) -> dict[str, Sent]:
         seen = Reveal.EACH if self.over == "model" else Reveal.SUM
-        return {"delta": seen, "head": Reveal.EACH, "weight": Reveal.EACH}
-
-    changes = {"delta": "weight", "head": ""}
+        head = Sent(Reveal.EACH, change="")
+        return {"delta": Sent(seen, change="weight"), "head": head, "weight": Sent(Reveal.EACH)}
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """(body, head)"""
-        last: tuple[str, ...] = getattr(self.task, "last_layer", ())
-        head = {name: p for name, p in params.items() if name.startswith(last)}
-        return {name: p for name, p in params.items() if name not in head}, head
+        return body_and_head(self.task, params)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         body, head = self.split(params)

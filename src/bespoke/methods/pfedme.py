@@ -11,12 +11,15 @@ the envelope's gradient has the rate 1 / lam: w_k = theta_k(w), so that w settle
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from bespoke.declarations import Card, Choosing, Needs, stackable, stacks
 from bespoke.method import Batches, Batching, knob
-from bespoke.methods.descend import descend
-from bespoke.methods.shared_model import SharedModel
-from bespoke.methods.solved import SOLVER, WHOLE, Solver, solved
+from bespoke.methods.parts.client_optimizer import OPTIMIZER, ClientOptimizer
+from bespoke.methods.parts.descend import descended
+from bespoke.methods.parts.schedule import at
+from bespoke.methods.parts.shared_model import SharedModel
+from bespoke.methods.parts.solved import SOLVER, WHOLE, Solver, nothing_descends, solved
 from bespoke.tensors import Params, Tree, add, scale, subtract
 
 
@@ -29,21 +32,32 @@ class PFedMe(SharedModel):
     personal_lr: float = knob(0.09, "learning rate of the personal model (eta_p); times lam it has to be below 2", gt=0)
     inner_steps: int = knob(5, "steps of the personal model on each batch (K)", ge=1)
     weight_decay: float = knob(0.0, "weight decay of the personal model (0.001 in the authors' code)", ge=0)
+    optimizer: ClientOptimizer = field(
+        default_factory=ClientOptimizer, metadata={"doc": OPTIMIZER + "; of the personal model's steps"}
+    )
     solver: Solver = knob("sgd", SOLVER)
     adapt_epochs: int | None = knob(None, "epochs in which the personal model is made; as epochs if not given", ge=1)
 
-    name = "pfedme"
-    title = "pFedMe"
-    paper = "Dinh et al., NeurIPS 2020"
-    personal = "what a round makes of the shared model on the client's own rows, pulled to it"
-    unseen = "a client that never trained makes its model from the shared one on its own rows, like all others"
-    tunes = {"lr": (0.01, 0.03, 0.1), "lam": (1.0, 15.0), "personal_lr": (0.03, 0.09)}
-    tunes_exact = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0)}
-    keep_shared = False
+    card = Card(
+        "pfedme",
+        "Dinh et al., NeurIPS 2020",
+        "pFedMe",
+        personal="what a round makes of the shared model on the client's own rows, pulled to it",
+        unseen="a client that never trained makes its model from the shared one on its own rows, like all others",
+        tunes={"lr": (0.01, 0.03, 0.1), "lam": (1.0, 15.0), "personal_lr": (0.03, 0.09)},
+        tunes_exact={"lam": (0.001, 0.01, 0.1, 1.0, 10.0)},
+    )
+    choosing = Choosing(keep_shared=False)
+    needs = Needs(still=True)
+
+    def __post_init__(self) -> None:
+        self.stepper.joined()  # what does not go together is refused here
+        if self.solver == "exact":
+            nothing_descends(self.optimizer, self.schedule)
 
     @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return type(self) is PFedMe and self.solver == "sgd"
+    def stepper(self) -> ClientOptimizer:
+        return self.optimizer.joined(weight_decay=self.weight_decay)
 
     def batching(self) -> Batching:
         if self.solver == "exact":
@@ -57,20 +71,23 @@ class PFedMe(SharedModel):
             return self.batching()
         return Batching(self.batch_size, self.adapt_epochs or self.epochs, drop_last=self.drop_last)
 
+    @stackable(lambda method: method.solver == "sgd" and not method.optimizer.stateful and method.schedule.steady)
     def local(self, w: Params, batches: Batches) -> tuple[Params, Params]:
         """(w_k, theta_k): the client's copy of the shared model and its personal model after these batches."""
         if self.solver == "exact":
             theta = solved(self.task, w, batches.rows(), self.lam * batches.examples)
             return theta, theta
-        theta = w
+        theta, state = w, None
+        rate, personal = self.schedule.of(self.lr, batches), self.schedule.of(self.personal_lr, batches)
         for step in range(len(batches)):
-            theta = descend(
-                self.task, theta, batches.again(step, self.inner_steps), lr=self.personal_lr,
-                weight_decay=self.weight_decay, anchor=w, pull=self.lam,
+            theta, state = descended(
+                self.task, theta, state, batches.again(step, self.inner_steps), lr=at(personal, step),
+                optimizer=self.stepper, anchor=w, pull=self.lam,
             )  # fmt: skip
-            w = add(w, scale(subtract(w, theta), -self.lam * self.lr * batches.live(step)))
+            w = add(w, scale(subtract(w, theta), -self.lam * at(rate, step) * batches.live(step)))
         return w, theta
 
+    @stackable(lambda method: stacks(method.local))
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         moved, _ = self.local(down["params"], batches)
         return private, self.change(moved, down["params"], batches)

@@ -18,10 +18,13 @@ from typing import Literal
 
 import torch
 
-from bespoke.method import Batches, Batching, Cohort, Reveal, Setting, knob
-from bespoke.methods.descend import descend
-from bespoke.methods.shared_model import SharedModel
-from bespoke.tensors import Params, Tree, add_scaled, scale, subtract, zeros_like
+from bespoke.declarations import Card, Needs, Reveal, Sent, stackable
+from bespoke.method import Batches, Batching, Cohort, Setting, knob
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
+from bespoke.methods.parts.descend import bounded, descend
+from bespoke.methods.parts.schedule import at
+from bespoke.methods.parts.shared_model import SharedModel
+from bespoke.tensors import Params, Tree, add_scaled, is_buffer, scale, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,18 @@ class Scaffold(SharedModel):
     # by examples, c would have to be the mean by examples of clients that the server has not met
     weighting: Literal["uniform"] = knob("uniform", "weight of a client in the mean: all alike")
 
-    name = "scaffold"
-    title = "SCAFFOLD"
-    paper = "Karimireddy et al., ICML 2020"
-    uplink = {"delta": Reveal.SUM, "weight": Reveal.COUNT, "control": Reveal.SUM}
-    changes = {"delta": "weight", "control": "weight"}
+    card = Card("scaffold", "Karimireddy et al., ICML 2020", "SCAFFOLD", tunes={"lr": (0.01, 0.03, 0.1, 0.3)})
+    uplink = {
+        "delta": Sent(Reveal.SUM, change="weight"),
+        "weight": Sent(Reveal.COUNT),
+        "control": Sent(Reveal.SUM, change="weight"),
+    }
     downlink = {"params": "the global model", "control": "the mean of all clients' controls"}
     private = {"control": "the client's own control: a guess of its gradient"}
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3)}
 
     @property
-    def stackable(self) -> bool:  # type: ignore[override]
-        return self.option == "II" and type(self) is Scaffold
+    def needs(self) -> Needs:
+        return Needs(still=self.option == "I")
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         clients = torch.tensor(float(setting.training or setting.clients))
@@ -70,18 +73,25 @@ class Scaffold(SharedModel):
             rows = rows + batch["mask"].sum()
         return add_scaled(scale(total, 1 / rows), params, self.weight_decay)
 
+    @stackable(lambda method: method.option == "II" and method.schedule.steady)
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         start, mine = down["params"], private["control"]
         drift = subtract(down["control"], mine)
         steps = batches.part(0, self.epochs)
-        trained = descend(self.task, start, steps, lr=self.lr, weight_decay=self.weight_decay, drift=drift)
+        # the rate that is stepped with, by which the control is divided
+        lr = bounded(self.task, start, steps, self.schedule.of(self.lr, steps), self.weight_decay)
+        decay = ClientOptimizer(weight_decay=self.weight_decay)
+        trained = descend(self.task, start, steps, lr=lr, optimizer=decay, drift=drift)
         if self.option == "I":
             control = self.gradient(start, batches.part(self.epochs, self.epochs + 1))
         else:
-            # steps that only pad do not count; every epoch has the same
-            many = 1 if self.steps_per_round else self.epochs
-            taken = many * sum(steps.live(step) for step in range(len(steps) // many))
-            control = subtract(scale(subtract(start, trained), 1 / (taken * self.lr)), drift)
+            if callable(lr):  # the mean of gradients that went in with different rates
+                way = sum(steps.live(step) * at(lr, step) for step in range(len(steps)))
+            else:  # steps that only pad do not count; every epoch has the same
+                many = 1 if self.steps_per_round else self.epochs
+                way = many * sum(steps.live(step) for step in range(len(steps) // many)) * lr
+            control = subtract(scale(subtract(start, trained), 1 / way), drift)
+            control = {name: torch.zeros_like(c) if is_buffer(name) else c for name, c in control.items()}
         return {"control": control}, {**self.change(trained, start, batches), "control": subtract(control, mine)}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:

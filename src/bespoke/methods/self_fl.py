@@ -2,7 +2,8 @@
 
 A client's parameters are taken for a draw around common ones, theta_m ~ N(theta_0, sigma_0^2), and what its rows alone
 say of them for a noisy look, z_m ~ N(theta_m, sigma_m^2). How far a client should go from the others' models to its own
-minimum follows: bespoke.bayes has it in closed form. With w_m = 1 / (sigma_0^2 + sigma_m^2), a round of Algorithm 1 is
+minimum follows: benchmarks/self_fl/bayes.py has it in closed form. With w_m = 1 / (sigma_0^2 + sigma_m^2), a round of
+Algorithm 1 is
 
     client m:  starts at  theta - w_m / sum_{k != m} w_k (theta_m - theta),  the mean of the others' models        (10)
                takes l steps: (1 - lr h)^l = sum_{k != m} w_k / (sigma_m^-2 + sum_{k != m} w_k),  to theta_m     (8, 16)
@@ -39,14 +40,17 @@ In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
-from bespoke.methods.descend import descend
+from bespoke.declarations import Card, Choosing, Needs, Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
+from bespoke.methods.parts.client_optimizer import ClientOptimizer
+from bespoke.methods.parts.descend import descend
+from bespoke.methods.parts.schedule import SCHEDULE, Schedule
 from bespoke.tensors import Params, Tree, add_scaled, scale, squared_norm, subtract, zeros_like
 
 TINY = 1e-12  # of variances: nobody is certain
@@ -90,10 +94,16 @@ class SelfFL(Method):
         None, "weight of a round's mean in the global model (the activity rate); else the cohort's part of all clients",
         gt=0, le=1,
     )  # fmt: skip
+    schedule: Schedule = field(default_factory=Schedule, metadata={"doc": SCHEDULE})
 
-    name = "self-fl"
-    title = "Self-FL"
-    paper = "Chen et al., NeurIPS 2022"
+    card = Card(
+        "self-fl",
+        "Chen et al., NeurIPS 2022",
+        "Self-FL",
+        personal="a model of its own, trained from the others' models as far as its uncertainty says",
+        unseen="a client that never trained does what others do in their first round: some steps from the global model",
+        tunes={"lr": (0.01, 0.03, 0.1, 0.3), "variances": ("sample", "scatter")},
+    )
     downlink = {
         "params": "the global model",
         "between": "the variance between clients",
@@ -108,19 +118,25 @@ class SelfFL(Method):
         "weight": "what it weighed in the last of them",
         "steps": "how many steps it took in it",
     }
-    personal = "a model of its own, trained from the others' models as far as its uncertainty says"
-    unseen = "a client that never trained does what others do in their first round: some steps from the global model"
-    tunes = {"lr": (0.01, 0.03, 0.1, 0.3), "variances": ("sample", "scatter")}
-    keep_shared = False
+    choosing = Choosing(keep_shared=False)
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        fields = ("delta", "weight", "spread", *(("examples",) if self.weighting == "examples" else ()))
-        return {**dict.fromkeys(fields, Reveal.SUM), "count": Reveal.COUNT}
+    def needs(self) -> Needs:
+        return Needs(still=True)
 
     @property
-    def changes(self) -> dict[str, str]:  # type: ignore[override]
-        return {"delta": self._part}
+    def uplink(self) -> dict[str, Sent]:
+        summed = Sent(Reveal.SUM)
+        examples = {"examples": summed} if self.weighting == "examples" else {}
+        delta = Sent(Reveal.SUM, change=self._part)
+        return {"delta": delta, "weight": summed, "spread": summed, **examples, "count": Sent(Reveal.COUNT)}
+
+    def __post_init__(self) -> None:
+        if not self.schedule.steady:
+            raise ValueError(
+                "schedule: by_step = true: how many steps a client takes (Eq. 8) goes by one rate for all of a round; "
+                "leave it out"
+            )
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
@@ -153,7 +169,8 @@ class SelfFL(Method):
 
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 14, in the weights of the mean."""
-        return sums["spread"] / sums[self._part] - squared_norm(mean)
+        spread: Tensor = sums["spread"] / sums[self._part] - squared_norm(mean)
+        return spread
 
     def times(self, models: float | Tensor) -> float | Tensor:
         """What a sample variance of so many models is to be multiplied by."""
@@ -182,7 +199,7 @@ class SelfFL(Method):
         steps, lr = self.pace(down, private, batches)
         model = descend(
             self.task, self.start(down, private), batches.first(steps, self.max_steps), lr=lr,
-            weight_decay=self.weight_decay,
+            optimizer=ClientOptimizer(weight_decay=self.weight_decay),
         )  # fmt: skip
         new = {**self.remember(private, model), "model": model, "weight": own, "steps": steps}
         return new, self.message(subtract(model, down["params"]), own, batches)
@@ -197,25 +214,30 @@ class SelfFL(Method):
     def start(self, down: Tree, private: Tree) -> Params:
         """Eq. 10, with the weight that went into theta. With all others counted, it takes out what was put in."""
         if not self.adjust_start:
-            return down["params"]
+            params: Params = down["params"]
+            return params
         share = (private["weight"] / down["total"].clamp(min=TINY)).clamp(max=MOST) * (down["total"] > 0)
         own = share / (1 - share)
         factor = torch.minimum(own / down["counted"].clamp(min=TINY), own + 1) * (down["counted"] > 0)
         return add_scaled(down["params"], subtract(down["params"], private["model"]), factor)
 
+    def rate(self, batches: Batches) -> float:
+        """The learning rate of the round."""
+        return self.lr * float(self.schedule.factor(batches.round)) if not self.schedule.constant else self.lr
+
     def pace(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, float | Tensor]:
         """How many steps, and of which length: Eq. 8 (16 for mean losses), solved for l."""
         fixed = torch.full_like(private["count"], float(min(self.steps, self.max_steps)))
         if not self.adapt_steps:
-            return fixed, self.lr
+            return fixed, self.rate(batches)
         ready = self.uncertainty(private, batches)[1] & (down["total"] > 0)
         left, rate = self.way(down, private, batches)
         wanted = left / -torch.log1p(-rate)
         steps = torch.where(ready, (wanted - WHOLE).ceil(), fixed).nan_to_num(nan=1.0).clamp(1, self.max_steps)
         if not self.exact_steps:
-            return steps, self.lr
+            return steps, self.rate(batches)
         shorter = -torch.expm1(-left / steps) / rate
-        return steps, self.lr * torch.where(ready, shorter.clamp(max=1.0), 1.0)
+        return steps, self.rate(batches) * torch.where(ready, shorter.clamp(max=1.0), 1.0)
 
     def way(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
         """Minus the log of the fraction of the distance to z_m that Eq. 8 leaves, and the fraction one step covers."""
@@ -224,7 +246,7 @@ class SelfFL(Method):
         left = torch.log1p(down["between"] / (variance * others))
         left = torch.where(down["counted"] > 0, left, torch.inf)  # a cohort of one has no others
         flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
-        return left, (self.lr / flat).clamp(max=0.999)  # no step goes further than to z_m
+        return left, (self.rate(batches) / flat).clamp(max=0.999)  # no step goes further than to z_m
 
     def remember(self, private: Tree, model: Params) -> Tree:
         """Eq. 18 online, as Eq. 19: the mean and variance of one more model, by the client's own count."""
@@ -264,21 +286,17 @@ class AugmentedSelfFL(SelfFL):
         "personal", "which of a client's two models goes into the global one: theta_m, or the converged one"
     )
 
-    name = "self-fl-augmented"
-    title = "Augmented Self-FL"
+    card = replace(SelfFL.card, name="self-fl-augmented", title="Augmented Self-FL")
     private = {**SelfFL.private, "local": "its model after local convergence"}
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        return {**super().uplink, "local": Reveal.SUM}
-
-    @property
-    def changes(self) -> dict[str, str]:  # type: ignore[override]
-        return {**super().changes, "local": "count"}
+    def uplink(self) -> dict[str, Sent]:
+        return {**super().uplink, "local": Sent(Reveal.SUM, change="count")}
 
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
         """Eq. 22: of the converged models, unweighted, for their own sum travels too."""
-        return sums["spread"] / clients - squared_norm(scale(sums["local"], 1 / clients))
+        spread: Tensor = sums["spread"] / clients - squared_norm(scale(sums["local"], 1 / clients))
+        return spread
 
     def batching(self) -> Batching:
         return replace(super().batching(), steps=self.max_steps + self.local_steps)
@@ -290,8 +308,8 @@ class AugmentedSelfFL(SelfFL):
         new, up = super().client_round(down, private, batches)
         further = torch.full_like(private["count"], float(self.local_steps))
         local = descend(
-            self.task, new["model"], batches.first(further, self.local_steps), lr=self.lr,
-            weight_decay=self.weight_decay,
+            self.task, new["model"], batches.first(further, self.local_steps), lr=self.rate(batches),
+            optimizer=ClientOptimizer(weight_decay=self.weight_decay),
         )  # fmt: skip
         gone = subtract(local, down["params"])
         if self.shares == "local":

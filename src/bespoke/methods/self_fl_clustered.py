@@ -16,13 +16,14 @@ is as many times Self-FL's as there are clusters. By uncertainty, the server lea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Cohort, Reveal, Setting, knob
+from bespoke.declarations import Needs, Reveal, Sent
+from bespoke.method import Batches, Cohort, Setting, knob
 from bespoke.methods.self_fl import TINY, SelfFL
 from bespoke.tensors import Params, Tree, add, add_scaled, scale, stack, subtract, tree_map
 
@@ -39,20 +40,19 @@ class ClusteredSelfFL(SelfFL):
     weighting: Literal["precision"] = knob("precision", "weight of a client in its cluster's mean: by its precision")
     others: Literal["all"] = knob("all", "other clients that Eq. 8 and 10 sum over: all, as in the mean over clusters")
 
-    name = "self-fl-clustered"
-    title = "Self-FL (cluster level)"
+    card = replace(SelfFL.card, name="self-fl-clustered", title="Self-FL (cluster level)")
     downlink = {**SelfFL.downlink, "cluster": "which of the clusters the client is in: a one among zeros"}
 
     @property
-    def needs_groups(self) -> bool:
-        return self.clusters == "groups"
+    def needs(self) -> Needs:
+        return Needs(still=True, groups=self.clusters == "groups")
 
     @property
-    def uplink(self) -> dict[str, Reveal]:  # type: ignore[override]
-        each = {"own": Reveal.EACH} if self.clusters == "uncertainty" else {}
-        return {**super().uplink, "count": Reveal.SUM, **each}  # how many of each cluster: not the same for everyone
-
-    rowed = ("delta", "weight", "spread", "count", "examples")
+    def uplink(self) -> dict[str, Sent]:
+        each = {"own": Sent(Reveal.EACH)} if self.clusters == "uncertainty" else {}
+        # the count is of each cluster: not the same for everyone
+        rows = {name: replace(sent, rows=("",)) for name, sent in {**super().uplink, "count": Sent(Reveal.SUM)}.items()}
+        return {**rows, **each}
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:

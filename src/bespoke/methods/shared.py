@@ -10,13 +10,14 @@ result is the model that all rows in one place would give, which FedAvg approach
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bespoke.method import Batches, Batching, Cohort, Method, Reveal, Setting, knob
-from bespoke.methods.solved import WHOLE
+from bespoke.declarations import Card, Needs, Reveal, Sent
+from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
+from bespoke.methods.parts.solved import WHOLE
 from bespoke.tensors import Params, Tree
 
 LARGE = 200  # coefficients beyond which the Hessian is bounded instead of sent
@@ -30,13 +31,11 @@ class Shared(Method):
 
     pull: float = knob(1.0, "pull of the coefficients to zero, worth so many rows of all clients together", gt=0)
 
-    name = "shared"
-    paper = "least squares and Newton's method from sums"
-    uplink: ClassVar[dict[str, Reveal]] = dict.fromkeys(("loss", "gradient", "hessian"), Reveal.SUM)
-    everyone = True
-    linear_only = True
-    smooth_only = True
-    tunes = {"pull": (0.01, 1.0, 10.0, 100.0, 1000.0)}
+    card = Card(
+        "shared", "least squares and Newton's method from sums", tunes={"pull": (0.01, 1.0, 10.0, 100.0, 1000.0)}
+    )
+    uplink = {"loss": Sent(Reveal.SUM), "gradient": Sent(Reveal.SUM), "hessian": Sent(Reveal.SUM)}
+    needs = Needs(linear=True, smooth=True, everyone=True)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         v = self.task.linear().coefficients(params)
@@ -104,4 +103,5 @@ def _solved(matrix: Tensor, right: Tensor) -> Tensor:
     """The solution of a symmetric system; what noise has made negative of the matrix is lifted to a small positive."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     floor = values[-1].clamp(min=1e-30) * 1e-13
-    return vectors @ ((vectors.mT @ right) / values.clamp(min=floor)[:, None])
+    solution: Tensor = vectors @ ((vectors.mT @ right) / values.clamp(min=floor)[:, None])
+    return solution

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from bespoke.declarations import Card
 from bespoke.method import Batches, Cohort, Setting
-from bespoke.methods.local_adam import LocalAdam, adam_start, adam_step, pulled
+from bespoke.methods.parts.client_optimizer import adam_start, adam_step
+from bespoke.methods.parts.local_adam import LocalAdam, pulled
+from bespoke.methods.parts.schedule import at
 from bespoke.tensors import Params, Tree, scale, subtract
 
 
@@ -20,12 +23,14 @@ from bespoke.tensors import Params, Tree, scale, subtract
 class SharedPrefix(LocalAdam):
     """One prefix for everyone before the texts of a frozen language model."""
 
-    name = "shared-prefix"
-    paper = "Lester et al., EMNLP 2021, federated; the baseline that Silva et al., FedPC, 2022, lack"
+    card = Card(
+        "shared-prefix",
+        "Lester et al., EMNLP 2021, federated; the baseline that Silva et al., FedPC, 2022, lack",
+        personal="the shared prefix",
+        unseen="a client that never trained gets the shared prefix",
+        tunes={"lr": (0.0003, 0.001, 0.003)},
+    )
     downlink = {"params": "the shared prefix"}
-    personal = "the shared prefix"
-    unseen = "a client that never trained gets the shared prefix"
-    tunes = {"lr": (0.0003, 0.001, 0.003)}
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         params = self.begun(params)
@@ -33,10 +38,10 @@ class SharedPrefix(LocalAdam):
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         start = params = down["params"]
-        state = adam_start(params)
+        state, lr = adam_start(params), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             slope = pulled(self.task.gradient(params, batches[step]), params, start, self.mu)
-            params, state = adam_step(state, params, slope, self.lr, batches.live(step))
+            params, state = adam_step(state, params, slope, at(lr, step), batches.live(step), self.eps)
         return private, {"delta": subtract(params, start), "weight": torch.ones_like(batches.examples)}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+from bespoke.data.about import About, plane
 from bespoke.errors import UserError, unknown
 from bespoke.models.char_lstm import AdaptiveCharLSTM, CharLSTM
 from bespoke.models.frozen import FrozenLM
@@ -22,11 +25,14 @@ from bespoke.models.networks import (
     Linear,
     Network,
 )
+from bespoke.models.own.build import own_task
+from bespoke.models.own.model import is_own
 from bespoke.models.prefix import prefix_task
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
+from bespoke.tensors import Params
 
 MODELS = {
     "linear": "linear or (for classes) logistic regression",
@@ -68,7 +74,7 @@ NETWORKS: dict[str, type[Network]] = {
         LoraLM,
     )
 }
-_KINDS = {
+_KINDS: dict[str, Callable[..., Network]] = {
     "mlp": MLP, "cnn": CNN, "fedavg-cnn": FedAvgCNN, "lenet": LeNet, "fedembed-cnn": FedEmbedCNN,
     "fedembed-speech": FedEmbedSpeech, "mobilenet": MobileNetV2, "spectrogram-cnn": SpectrogramCNN, "lstm": LSTM,
     "char-lstm": CharLSTM, "char-lstm-adaptive": AdaptiveCharLSTM, "sentiment-lstm": SentimentLSTM,
@@ -83,27 +89,40 @@ _ONLY = {
 }  # models of classes for one kind of rows
 # a network's fields that the data decide
 GIVEN = (
-    "inputs", "outputs", "classes", "side", "channels", "frames", "bands", "vocabulary", "vectors", "dimension",
-    "words",
+    "inputs", "outputs", "classes", "side", "columns", "channels", "frames", "bands", "vocabulary", "vectors",
+    "dimension", "words",
 )  # fmt: skip
 
 
-def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **options: Any) -> BaseTask:
+def build_task(
+    about: About, name: str = "auto", safe: bool = False, rows: Callable[[], Params] | None = None, **options: Any
+) -> BaseTask:
     """The task for a population described by `about` (see docs/data.md), with the model of this name.
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
     Options: hidden (list of widths for mlp; width for lstms, transformer), embedding, layers (lstms, transformer),
     projection (lstm), character (char-lstms), tied (char-lstm), width (transformer, spectrogram-cnn), heads
     (transformer), norm_groups (mobilenet, spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init
-    (linear), pretrained, given, adapt, rank, alpha (frozen).
+    (linear), pretrained, given, adapt, rank, alpha (frozen). A name "package.module:name" is a model of the user's own,
+    whose options go to its factory; it is tried on a few of the data's rows, which `rows` gives.
     """
+    if is_own(name):
+        if rows is None:
+            raise UserError(f"[model] {name!r} is tried on rows of the data, and here are none")
+        return own_task(about, name, safe, options, rows())
     kind, shape = about["task"], about.get("input", "table")
     if name == "auto":
         advised = dict(about.get("model", {}))
         name = advised.pop("name", "") or _fitting(about)
         options = {**advised, **options}
     if name not in MODELS:
-        raise unknown("model", name, [*MODELS, "auto"], "[model]")
+        raise unknown("model", name, [*MODELS, "auto", "package.module:name"], "[model]")
+    if shape == "named":
+        named = ", ".join(about.get("inputs", ()))
+        raise UserError(
+            f"model {name!r} takes one input, and these rows have several ({named}); give a model of your own that "
+            "takes them: model=bespoke.model(..., inputs=(...))"
+        )
     fits = {
         "regression": ("linear", "mlp", "fedavg-cnn"),
         "classification": ("linear", "logistic", "svm", "mlp", *_IMAGES, *_ONLY),
@@ -123,7 +142,9 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
         return prefix_task(about, safe, options)
     _check_options(name, options)
     l2 = float(options.pop("l2", 0.0))
-    inputs = about["side"] ** 2 * about.get("channels", 1) if shape == "image" else len(about.get("features", ()))
+    inputs = len(about.get("features", ()))
+    if shape == "image":
+        inputs = about.get("channels", 1) * math.prod(plane(about))
     classes = len(about.get("classes", ())) or 1
     if name == "svm" and classes != 2:
         raise UserError(f"model 'svm' separates two classes; the target has {classes}; use 'logistic'")
@@ -140,12 +161,13 @@ def build_task(about: dict[str, Any], name: str = "auto", safe: bool = False, **
     return Classification(network, l2=l2, safe=safe, kinds=kinds, hinge=name == "svm", metrics=metrics)
 
 
-def _fitting(about: dict[str, Any]) -> str:
+def _fitting(about: About) -> str:
     """The name of a model for the rows of a source that asks for none."""
     if about.get("input") == "image":
-        small = "mlp" if about.get("side", 28) < 16 else "cnn"
+        small = "mlp" if min(plane(about)) < 16 else "cnn"
         return small if about["task"] == "classification" else "fedavg-cnn"
-    return {"table": "linear", "tokens": "lstm", "spectrogram": "spectrogram-cnn"}[about.get("input", "table")]
+    fitting = {"table": "linear", "named": "linear", "tokens": "lstm", "spectrogram": "spectrogram-cnn"}
+    return fitting[about.get("input", "table")]
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -169,7 +191,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
             raise UserError(f"[model] of {name!r}: {option} = {value!r}: it has to be {wanted}")
 
 
-def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, options: dict[str, Any]) -> Network:
+def _network(name: str, about: About, inputs: int, outputs: int, options: dict[str, Any]) -> Network:
     try:
         if name in ("linear", "logistic", "svm"):
             return Linear(inputs, outputs, **options)
@@ -179,7 +201,10 @@ def _network(name: str, about: dict[str, Any], inputs: int, outputs: int, option
                 MLP(inputs, outputs, **options), hidden=tuple(hidden if hasattr(hidden, "__iter__") else [hidden])
             )
         if name in _IMAGES:
-            return _KINDS[name](outputs, about["side"], about.get("channels", 1), **options)
+            lines, columns = plane(about)
+            if lines != columns:
+                options["columns"] = columns
+            return _KINDS[name](outputs, lines, about.get("channels", 1), **options)
         if name in ("fedembed-speech", "spectrogram-cnn"):
             return _KINDS[name](outputs, about["frames"], about["bands"], **options)
         if name == "sentiment-lstm":

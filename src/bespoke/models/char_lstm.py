@@ -53,7 +53,8 @@ class CharacterCNN(nn.Module):
         letters = self.character(self.spelling[tokens]).mT
         found = torch.cat([part(letters).amax(-1) for part in self.filters], -1).tanh()
         gate = self.gate(found).sigmoid()
-        return self.narrow(gate * self.transform(found).relu() + (1 - gate) * found)
+        out: Tensor = self.narrow(gate * self.transform(found).relu() + (1 - gate) * found)
+        return out
 
 
 class _Body(nn.Module):
@@ -64,7 +65,8 @@ class _Body(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         distinct, place = torch.unique(tokens, return_inverse=True)
-        return self.lstm(self.words(distinct)[place])[0]
+        states: Tensor = self.lstm(self.words(distinct)[place])[0]
+        return states
 
 
 class _TiedHead(nn.Module):
@@ -88,8 +90,10 @@ class _AdaptiveHead(nn.Module):
     def forward(self, features: Tensor, targets: Tensor | None = None) -> Tensor:
         """The logarithms of all tokens' probabilities, or of the targets' alone."""
         if targets is not None:
-            return self.softmax(features, (targets + 3) % self.softmax.n_classes).output
-        return self.softmax.log_prob(features.flatten(0, -2)).roll(-3, -1).unflatten(0, features.shape[:-1])
+            logs: Tensor = self.softmax(features, (targets + 3) % self.softmax.n_classes).output
+        else:
+            logs = self.softmax.log_prob(features.flatten(0, -2)).roll(-3, -1).unflatten(0, features.shape[:-1])
+        return logs
 
 
 @dataclass(frozen=True)
@@ -153,4 +157,5 @@ class AdaptiveCharLSTM(SpelledLSTM):
 
     def item_losses(self, params: Params, features: Tensor, targets: Tensor) -> Tensor:
         own = {name.removeprefix("head."): p for name, p in params.items() if name.startswith("head.")}
-        return -functional_call(self._module.get_submodule("head"), own, (features, targets))
+        losses: Tensor = -functional_call(self._module.get_submodule("head"), own, (features, targets))
+        return losses

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke import pretrained
+from bespoke.devices import working_on
 from bespoke.errors import UserError
+from bespoke.models.fast.token_loss import head_judged, head_slopes
 from bespoke.models.networks import Network
-from bespoke.models.token_loss import head_judged, head_slopes
 from bespoke.tensors import Params
 
 BUCKET = 32  # rows of about the same length that are computed together
@@ -59,15 +60,15 @@ class FrozenLM(Network):
     # -- of rows with a prefix each, of one client or, under vmap, of all together -------------------------------------
     def row_losses(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         """Each row's loss, summed over its targets; differentiable for the prefix (rows, tokens, width)."""
-        return _RowLosses.apply(self, prefix, x, targets)[0]
+        return _row_losses(self, prefix, x, targets)[0]
 
     def token_scores(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         """Each token's loss, and 1 where the likeliest word is the target: (rows, length, 2)."""
-        return _Computed.apply(self._judged, prefix, x, targets)
+        return _computed(self._judged, prefix, x, targets)
 
     def hidden(self, prefix: Tensor, x: Tensor) -> Tensor:
         """The representation before the last layer at each token of x: (rows, length, width)."""
-        return _Computed.apply(self._hidden, prefix, x, torch.zeros_like(x))
+        return _computed(self._hidden, prefix, x, torch.zeros_like(x))
 
     def seen(self, x: Tensor, targets: Tensor, prefix: Tensor | None = None) -> Tensor:
         """The representation before the last layer where there is a target: (rows, length, width).
@@ -75,7 +76,7 @@ class FrozenLM(Network):
         Without a prefix it depends on the texts alone: of rows that come again in the same buckets it is remembered.
         """
         prefix = torch.zeros(len(x), 0, self.width) if prefix is None else prefix
-        return _Computed.apply(self._seen, prefix, x, targets)
+        return _computed(self._seen, prefix, x, targets)
 
     def layer(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the last layer."""
@@ -139,8 +140,8 @@ class _Memory:
         self.bytes = 0
 
     def computed(self, name: str, prefix: Tensor, x: Tensor) -> Tensor:
-        digest = hashlib.blake2b(x.contiguous().numpy().tobytes(), digest_size=16).digest()
-        key = name, tuple(x.shape), x.dtype, torch.get_num_threads(), digest
+        digest = hashlib.blake2b(x.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+        key = name, x.device, tuple(x.shape), x.dtype, torch.get_num_threads(), digest
         if key in self.held:
             self.held.move_to_end(key)
             return self.held[key]
@@ -165,12 +166,17 @@ def buckets(targets: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _words(name: str) -> Tensor:
-    return pretrained.language_model(name).get_input_embeddings().weight
+    weight: Tensor = pretrained.language_model(name).get_input_embeddings().weight
+    return weight
+
+
+def _layer(name: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the last layer, which has to be one affine map."""
+    return _layer_on(name, pretrained.working_device())
 
 
 @cache
-def _layer(name: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the last layer, which has to be one affine map."""
+def _layer_on(name: str, device: str) -> tuple[Tensor, Tensor | None]:
     model = pretrained.language_model(name)
     layer, words = model.get_output_embeddings(), _words(name)[None, :2]
     with torch.no_grad():
@@ -184,7 +190,8 @@ def _body(name: str, prefix: Tensor, x: Tensor) -> Tensor:
     """The representation at each token of x; rows are padded behind, where a causal model does not look."""
     model = pretrained.language_model(name)
     inputs = torch.cat([prefix, F.embedding(x.long(), _words(name))], 1)
-    return model.base_model(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, prefix.shape[1] :]
+    states: Tensor = model.base_model(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, prefix.shape[1] :]
+    return states
 
 
 class _RowLosses(torch.autograd.Function):
@@ -192,7 +199,8 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(network: FrozenLM, prefix: Tensor, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return network._slopes(prefix, x, targets.long())
+        with working_on(prefix.device):  # vmap calls this where it is not known any more
+            return network._slopes(prefix, x, targets.long())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -205,7 +213,7 @@ class _RowLosses(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], network: FrozenLM, *rows: Tensor) -> tuple[Any, Any]:
-        losses, slopes = _RowLosses.apply(network, *_together(info, in_dims[1:], rows))
+        losses, slopes = _row_losses(network, *_together(info, in_dims[1:], rows))
         shape = info.batch_size, -1
         return (losses.unflatten(0, shape), slopes.unflatten(0, shape)), (0, 0)
 
@@ -214,8 +222,9 @@ class _Computed(torch.autograd.Function):
     """What a network computes of rows, of all clients together under vmap. Not differentiable."""
 
     @staticmethod
-    def forward(compute: Any, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
-        return compute(prefix, x, targets.long())
+    def forward(compute: Callable[..., Tensor], prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
+        with working_on(prefix.device):
+            return compute(prefix, x, targets.long())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -223,7 +232,12 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], compute: Any, *rows: Tensor) -> tuple[Any, Any]:
-        return _Computed.apply(compute, *_together(info, in_dims[1:], rows)).unflatten(0, (info.batch_size, -1)), 0
+        return _computed(compute, *_together(info, in_dims[1:], rows)).unflatten(0, (info.batch_size, -1)), 0
+
+
+# torch does not annotate `apply`
+_row_losses: Callable[..., tuple[Tensor, Tensor]] = _RowLosses.apply
+_computed: Callable[..., Tensor] = _Computed.apply
 
 
 def _together(info: Any, dims: tuple[int | None, ...], rows: tuple[Tensor, ...]) -> list[Tensor]:

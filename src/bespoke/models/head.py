@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bespoke.models.fast.token_loss import head_judged, head_loss
 from bespoke.models.frozen import NOTHING
 from bespoke.models.language import ITEMS
 from bespoke.models.prefix import PrefixLM
 from bespoke.models.task import cut, joined
-from bespoke.models.token_loss import head_judged, head_loss
 from bespoke.tensors import Params
 
 
@@ -24,6 +24,7 @@ from bespoke.tensors import Params
 class HeadLM(PrefixLM):
     """The next token of texts; `head` (heads, words, width) has one for each context (a batch's `context`), or one."""
 
+    own_head = True
     batches_clients = False  # a head for each client of a chunk would be too large: clients are run one by one
 
     def with_head(self) -> PrefixLM:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bespoke.errors import UserError
+from bespoke.models.fast.token_loss import Head, head_judged, head_loss
+from bespoke.models.own_metric import Metric
 from bespoke.models.task import BaseTask, cut, joined, log_mixture, shares
-from bespoke.models.token_loss import Head, head_judged, head_loss
 from bespoke.tensors import Params
 
 ITEMS = 2**12  # tokens whose features are held at once where outputs are not written down
@@ -28,6 +30,14 @@ class LanguageModel(BaseTask):
     unscored: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("accuracy", "loss", "perplexity")
     lower_is_better: tuple[str, ...] = ("loss", "perplexity", "bits_per_character")
+
+    def with_metrics(self, own: tuple[Metric, ...], centre: float = 0.0) -> Self:
+        if own:
+            raise UserError(
+                f"the metric {own[0].name} takes all outputs of a client's rows, and those of a language model are too "
+                "many to be held at once; use accuracy, loss or perplexity"
+            )
+        return self
 
     def _tokens(self, batch: Params) -> Tensor:
         return (batch["y"] != self.padding).float() * batch["mask"][..., None]
@@ -72,17 +82,20 @@ class LanguageModel(BaseTask):
             return None
         head = Head(params["head.weight"], params.get("head.bias"))
         body = {name: p.clone() for name, p in params.items() if name not in ("head.weight", "head.bias")}
-        table = body.get(self.network.table)
+        table, low = body.get(self.network.table), self.precision == "bf16"
         for step in range(len(batches)):
             batch, rate = batches[step], lr * float(batches.live(step))
             moving = {n: p.detach().requires_grad_() for n, p in body.items() if p is not table}
-            if table is None:
-                features = self.network.features(moving, batch["x"]).flatten(0, 1)
-            else:  # of a table of words only the rows that are there move
-                tokens = self.network.prepare(batch["x"])
-                moving[""] = F.embedding(tokens, table).requires_grad_()
-                features = self.network.after_lookup(moving, moving[""]).flatten(0, 1)
-            slope = head.step(features.detach(), batch["y"].long().flatten(), self._tokens(batch).flatten() > 0, rate)
+            with self.lowered(params):
+                if table is None:
+                    features = self.network.features(moving, batch["x"]).flatten(0, 1)
+                else:  # of a table of words only the rows that are there move
+                    tokens = self.network.prepare(batch["x"])
+                    moving[""] = F.embedding(tokens, table).requires_grad_()
+                    features = self.network.after_lookup(moving, moving[""]).flatten(0, 1)
+            counted = self._tokens(batch).flatten() > 0
+            slope = head.step(features.detach().float(), batch["y"].long().flatten(), counted, rate, low)
+            slope = slope.to(features.dtype)
             for name, gradient in zip(moving, torch.autograd.grad(features, list(moving.values()), slope)):
                 if name:
                     body[name].sub_(gradient, alpha=rate)
@@ -104,7 +117,8 @@ class LanguageModel(BaseTask):
     def judged(self, params: Params, rows: Params) -> Params:
         layer = self.network.output_layer(params)
         if layer is None:
-            return super().judged(params, rows)
+            judged: Params = super().judged(params, rows)
+            return judged
         pieces = []
         for block in cut(rows, ITEMS // rows["x"].shape[1:].numel()):  # a client may have no row in a part
             features = self.network.before_output(params, self.features(params, block).flatten(0, 1))

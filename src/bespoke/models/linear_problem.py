@@ -140,7 +140,8 @@ class LinearProblem:
         size = outputs * self.x.shape[-1]
         left = (weights[..., None] * self.x[:, None, None, :]).flatten(1)  # (rows, outputs x outputs x inputs)
         blocks = (left.mT @ self.x).unflatten(0, (outputs, outputs, -1))
-        return blocks.permute(0, 2, 1, 3).reshape(size, size)
+        hessian: Tensor = blocks.permute(0, 2, 1, 3).reshape(size, size)
+        return hessian
 
     # -- the coefficients that the loss can tell -----------------------------------------------------------------------
     @property
@@ -229,7 +230,8 @@ class LinearProblem:
         begin = None if start is None else (start / unit) @ basis
         narrow = replace(self, x=inside.mT, decay=0.0)
         moved = narrow.solve(held, torch.ones((), dtype=held.dtype), begin) - held
-        return centre + moved @ basis.mT * unit
+        solution: Tensor = centre + moved @ basis.mT * unit
+        return solution
 
     def _logistic(self, anchor: Tensor, pulls: Tensor, start: Tensor, steps: int) -> Tensor:
         """Two classes: only u = v_1 - v_0 is felt by the loss, and the sum of the two rows stays where it is pulled to.

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from bespoke import pretrained
 from bespoke.errors import UserError
+from bespoke.models.fast.token_loss import head_judged, head_loss
 from bespoke.models.frozen import NOTHING, FrozenLM, buckets
 from bespoke.models.language import ITEMS
 from bespoke.models.prefix import PrefixLM
 from bespoke.models.task import cut, joined
-from bespoke.models.token_loss import head_judged, head_loss
 from bespoke.tensors import Params
 
 ENDING = ".default.weight"  # of a parameter that peft calls its adapter's
@@ -41,7 +41,7 @@ class LoraLM(FrozenLM):
     def init(self, seed: int) -> Params:
         """A as a linear layer begins, B zeros: as peft has it."""
         generator, found = torch.Generator().manual_seed(seed), {}
-        for name, leaf in _adapted(self.pretrained, self.rank, self.alpha).named_parameters():
+        for name, leaf in self._adapted().named_parameters():
             if name.endswith(f"lora_A{ENDING}"):
                 drawn = torch.rand(leaf.shape, generator=generator)
                 found[name.removesuffix(ENDING)] = (2 * drawn - 1) / leaf.shape[1] ** 0.5
@@ -52,16 +52,20 @@ class LoraLM(FrozenLM):
     def fresh(self, seed: int) -> Params:
         return self.init(seed)
 
+    def _adapted(self) -> Any:
+        return _adapted(self.pretrained, self.rank, self.alpha, pretrained.working_device())
+
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         return self.logits(self.features(params, x))
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """The representation before the last layer at each token; adapters that are not given change nothing."""
-        body = _adapted(self.pretrained, self.rank, self.alpha)
+        body = self._adapted()
         given = {f"{name}{ENDING}": leaf for name, leaf in params.items() if "lora_" in name}
         words = F.embedding(x.long(), pretrained.language_model(self.pretrained).get_input_embeddings().weight)
         seen = torch.func.functional_call(body, given, kwargs={"inputs_embeds": words, "use_cache": False})
-        return seen.last_hidden_state
+        states: Tensor = seen.last_hidden_state
+        return states
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class AdapterLM(PrefixLM):
 
 
 @cache
-def _adapted(name: str, rank: int, alpha: float) -> Any:
+def _adapted(name: str, rank: int, alpha: float, device: str) -> Any:
     """The model below its last layer with adapters put in, beside the plain one; both have the same frozen tensors."""
     try:
         import peft

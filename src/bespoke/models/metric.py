@@ -6,13 +6,12 @@ and how many classes count, in a form that stacks over clients under torch.func.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bespoke.data.about import About
 from bespoke.tensors import Params
 
 UNBALANCED = 0.8  # the share of the most frequent class beyond which accuracy hardly tells a model from a constant
@@ -20,7 +19,7 @@ MOST_CLASSES = 20  # up to which there is an AUC: it sorts a client's rows once 
 CELLS = 2**21  # of rows times classes that are sorted at once
 
 
-def default_metric(about: dict[str, Any], y_train: ArrayLike) -> tuple[str, str]:
+def default_metric(about: About, y_train: ArrayLike) -> tuple[str, str]:
     """The metric that a comparison goes by unless told otherwise, and why, as a sentence."""
     task = about["task"]
     if task == "regression":

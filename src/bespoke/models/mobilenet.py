@@ -35,7 +35,8 @@ class _InvertedResidual(nn.Module):
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.layers(x) if self.residual else self.layers(x)
+        out: Tensor = x + self.layers(x) if self.residual else self.layers(x)
+        return out
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class MobileNetV2(ImageNetwork):
     side: int = 128
     channels: int = 3
     norm_groups: int = 8  # as in Motley
+    columns: int = 0
 
     # Channels last make the loop a quarter faster, and GroupNorm has no vmap rule for them; of this size it is looped.
     vectorizes = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,16 @@ class Network:
     vectorizes = True  # False: torch.func.vmap cannot run it
     last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
     table = ""  # the parameter whose rows the inputs name, if they are looked up before all else: see `after_lookup`
+
+    @property
+    def called(self) -> str:
+        """What reports call it."""
+        return type(self).__name__
+
+    def described(self) -> dict[str, Any]:
+        """What it takes to make it again, as JSON."""
+        known: Any = self  # subclasses are dataclasses
+        return {"name": type(self).__name__, **asdict(known)}
 
     def init(self, seed: int) -> Params:
         raise NotImplementedError
@@ -118,7 +128,8 @@ class ModuleNetwork(Network):
 
     def _part(self, part: str, params: Params, x: Tensor) -> Tensor:
         own = {name.removeprefix(f"{part}."): p for name, p in params.items() if name.startswith(f"{part}.")}
-        return functional_call(self._module.get_submodule(part), own, (x,))
+        out: Tensor = functional_call(self._module.get_submodule(part), own, (x,))
+        return out
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         return self._part("features", params, self.prepare(x))
@@ -152,10 +163,24 @@ class MLP(ModuleNetwork):
 
 
 class ImageNetwork(ModuleNetwork):
-    """A network of images, which are stored as rows: channels, lines, columns. Its dataclass says side and channels."""
+    """A network of images, which are stored as rows: channels, lines, columns.
+
+    Its dataclass says channels and side: the lines, and the columns too unless `columns` says how many they are.
+    """
 
     side: int
     channels: int
+    columns: int
+
+    least = 1  # lines and columns that its layers leave something of
+
+    def __post_init__(self) -> None:
+        if min(self.plane) < self.least:
+            lines, columns = self.plane
+            raise ValueError(
+                f"images of {lines} x {columns} are too small for it: {self.least} x {self.least} at least"
+            )
+        super().__post_init__()
 
     @property
     def body(self) -> nn.Module:
@@ -165,10 +190,10 @@ class ImageNetwork(ModuleNetwork):
     @property
     def plane(self) -> tuple[int, int]:
         """Lines and columns of a channel."""
-        return self.side, self.side
+        return self.side, self.columns or self.side
 
     def prepare(self, x: Tensor) -> Tensor:
-        return channels_last(super().prepare(x).reshape(-1, self.channels, self.side, self.side))
+        return channels_last(super().prepare(x).reshape(-1, self.channels, *self.plane))
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         return super().features(kernels_last(params), x)
@@ -196,9 +221,13 @@ class CNN(ImageNetwork):
     classes: int = 62
     side: int = 28
     channels: int = 1
+    columns: int = 0
+
+    least = 6
 
     def build(self) -> nn.Module:
-        flat = 64 * ((self.side - 4) // 2) ** 2
+        lines, columns = ((length - 4) // 2 for length in self.plane)
+        flat = 64 * lines * columns
         features = nn.Sequential(
             nn.Conv2d(self.channels, 32, 3),
             nn.ReLU(),
@@ -225,14 +254,15 @@ class FedEmbedCNN(ImageNetwork):
     side: int = 28
     channels: int = 1
     relu: bool = False
+    columns: int = 0
 
     def build(self) -> nn.Module:
-        half = -(-self.side // 2)
-        quarter = -(-half // 2)
+        half = [-(-length // 2) for length in self.plane]
+        quarter = [-(-length // 2) for length in half]
         layers = [
-            [nn.Conv2d(self.channels, 16, 3, stride=2, padding=1), nn.LayerNorm([16, half, half])],
-            [nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.LayerNorm([32, quarter, quarter])],
-            [nn.Flatten(), nn.Linear(32 * quarter**2, 64), nn.LayerNorm([64])],
+            [nn.Conv2d(self.channels, 16, 3, stride=2, padding=1), nn.LayerNorm([16, *half])],
+            [nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.LayerNorm([32, *quarter])],
+            [nn.Flatten(), nn.Linear(32 * quarter[0] * quarter[1], 64), nn.LayerNorm([64])],
         ]
         between = [nn.ReLU()] if self.relu else []
         features = nn.Sequential(*(layer for group in layers for layer in (*group, *between)))
@@ -249,8 +279,12 @@ class FedAvgCNN(ImageNetwork):
     outputs: int = 62
     side: int = 28
     channels: int = 1
+    columns: int = 0
+
+    least = 4
 
     def build(self) -> nn.Module:
+        lines, columns = self.plane
         features = nn.Sequential(
             nn.Conv2d(self.channels, 32, 5, padding=2),
             nn.MaxPool2d(2),
@@ -259,7 +293,7 @@ class FedAvgCNN(ImageNetwork):
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * (self.side // 4) ** 2, 512),
+            nn.Linear(64 * (lines // 4) * (columns // 4), 512),
             nn.ReLU(),
         )
         return Assembled(features, nn.Linear(512, self.outputs))
@@ -272,14 +306,12 @@ class LeNet(ImageNetwork):
     classes: int = 10
     side: int = 32
     channels: int = 3
+    columns: int = 0
 
-    def __post_init__(self) -> None:
-        if self.side < 16:
-            raise ValueError(f"images of {self.side} x {self.side} are too small for it: 16 x 16 at least")
-        super().__post_init__()
+    least = 16
 
     def build(self) -> nn.Module:
-        left = ((self.side - 4) // 2 - 4) // 2
+        lines, columns = (((length - 4) // 2 - 4) // 2 for length in self.plane)
         features = nn.Sequential(
             nn.Conv2d(self.channels, 6, 5),
             nn.MaxPool2d(2),
@@ -288,7 +320,7 @@ class LeNet(ImageNetwork):
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(16 * left**2, 120),
+            nn.Linear(16 * lines * columns, 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
@@ -306,7 +338,8 @@ class _Recurrent(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.lstm(self.embedding(tokens))[0]
+        states: Tensor = self.lstm(self.embedding(tokens))[0]
+        return states
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bespoke import pretrained
+from bespoke.data.about import About
 from bespoke.errors import UserError, unknown
+from bespoke.models.fast.token_loss import head_words
 from bespoke.models.frozen import NOTHING, FrozenLM
 from bespoke.models.language import LanguageModel
 from bespoke.models.task import RAREST, ROOM, cut
-from bespoke.models.token_loss import head_words
 from bespoke.tensors import Params
 
 
@@ -151,7 +152,7 @@ class PrefixLM(LanguageModel):
         return super().row_values(outputs, self.scored_rows(batch), metric)
 
 
-def prefix_task(about: dict[str, Any], safe: bool, options: dict[str, Any]) -> PrefixLM:
+def prefix_task(about: About, safe: bool, options: dict[str, Any]) -> PrefixLM:
     """The task of a frozen model by the options of [model]: pretrained, given, l2, adapt; rank, alpha of adapters."""
     known: dict[str, Any] = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0, "adapt": "prefix"}
     if options.get("adapt") == "lora":

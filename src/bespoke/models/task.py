@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,10 +21,11 @@ from bespoke.models.conditioned import LastLayer, conditioned
 from bespoke.models.linear_problem import LinearHead, Loss
 from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
+from bespoke.models.own_metric import Metric
 from bespoke.models.work import multiply_adds
-from bespoke.tensors import Params, scale, take, tree_map
+from bespoke.task import Gradient, Precision
+from bespoke.tensors import Params, T, is_buffer, scale, take, tree_map
 
-Gradient = Literal["fused", "closed-form", "func", "autograd"]
 ROOM = 2**24  # numbers of output that are held at once where rows are scored in blocks
 STEEPEST = 10.0  # norm to which gradients are clipped where steps are to be safe
 RAREST = 1e-12  # a class that no neighbour has is taken for so rare, not for impossible: losses stay finite
@@ -35,16 +37,37 @@ class BaseTask:
 
     network: Network
     how: Gradient = "autograd"  # the engine chooses: see `gradient`
+    precision: Precision = "float32"  # of the products in training; what is scored is always float32
     l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
     kinds: int = 0  # how many kinds of rows there are, where the data tell them apart (a batch's `kind`)
     safe: bool = False  # no step overshoots: see `safe_rate` for linear models; elsewhere gradients are clipped
 
     metrics: tuple[str, ...] = ()
     lower_is_better: tuple[str, ...] = ("loss",)
+    own: tuple[Metric, ...] = ()  # of these metrics, those that are not part of bespoke
+    centre: float = 0.0  # of the target, as `own` is shown it
 
-    def differentiated(self, how: Gradient) -> Self:
+    looped = ""  # what is known of why torch.func.vmap does not run it
+    portable = True  # other processes can make it
+    draws = False  # training draws random numbers: batches have a `draw`
+    batches_clients = False  # it takes the rows of many clients in one batch by itself
+    own_head = False  # its parameters are the last layer of a frozen language model
+
+    @property
+    def contexts(self) -> int:
+        """How many contexts rows are told apart by; 1 where they are not."""
+        return 1
+
+    def differentiated(self, how: Gradient, precision: Precision = "float32") -> Self:
         """The same task with another way to its gradient (closed form falls back where there is none)."""
-        return replace(self, how=how)
+        return replace(self, how=how, precision=precision)
+
+    def lowered(self, params: Params) -> AbstractContextManager[None]:
+        """Within it products are computed in bfloat16, if the precision says so; parameters stay float32."""
+        if self.precision != "bf16":
+            return nullcontext()
+        where = next((leaf.device.type for leaf in params.values()), "cpu")
+        return torch.autocast(where, torch.bfloat16)
 
     @property
     def has_closed_form(self) -> bool:
@@ -72,6 +95,19 @@ class BaseTask:
     def above_features(self) -> Self:
         """The task of the last layer alone: the rows of its batches are features."""
         return replace(self, network=LastLayer(self.network))
+
+    def with_head(self) -> BaseTask:
+        """The task of a frozen language model whose last layer is learned; any other task is learned as a whole."""
+        return self
+
+    @property
+    def layers(self) -> Params:
+        """Parameters and buffers that stay on each client, as it begins with them: none here. See models/own."""
+        return {}
+
+    def settled(self, layers: Params, params: Params, batches: Any) -> Params:
+        """The same for a client that never trained, on the rows it adapts on."""
+        return layers
 
     def known_kinds(self, who: str) -> int:
         """How many kinds of rows there are, for a method that cannot do without them."""
@@ -178,13 +214,22 @@ class BaseTask:
         return y.float()[:, None]
 
     def _penalized(self, loss: Tensor, params: Params) -> Tensor:
-        return loss + 0.5 * self.l2 * sum((p * p).sum() for p in params.values()) if self.l2 else loss
+        if not self.l2:
+            return loss
+        return loss + 0.5 * self.l2 * sum((p * p).sum() for name, p in params.items() if not is_buffer(name))
 
     def gradient(self, params: Params, batch: Params) -> Params:
         """The gradient of `loss`: closed form (linear networks), torch.func (under vmap) or plain autograd."""
         if self.how in ("closed-form", "fused") and self.has_closed_form:
             return self._closed_form(params, batch)
-        found = self.slopes(lambda p: (self.loss(p, batch),), params)[0]
+        return self._bounded(self.slopes(lambda p: (self.loss(p, batch),), params)[0])
+
+    def stepped(self, params: Params, batch: Params, still: bool = False) -> tuple[Params, Params]:
+        """The gradient, and the buffers that this forward pass changes: none here."""
+        return self.gradient(params, batch), {}
+
+    def _bounded(self, found: Params) -> Params:
+        """The gradient, clipped where steps are to be safe."""
         if not self.safe or self.network.is_linear:
             return found
         norm = sum((g * g).sum() for g in found.values()) ** 0.5
@@ -203,6 +248,10 @@ class BaseTask:
 
     def slopes(self, losses: Callable[..., tuple[Tensor, ...]], *params: Params) -> tuple[Params, ...]:
         """The gradient of the i-th loss for the i-th parameters, the others held; `losses` takes all at once."""
+        with self.lowered(params[0]):
+            return self._slopes(losses, *params)
+
+    def _slopes(self, losses: Callable[..., tuple[Tensor, ...]], *params: Params) -> tuple[Params, ...]:
         if self.how == "autograd":
             live = [{name: p.detach().requires_grad_() for name, p in part.items()} for part in params]
             found, grads = losses(*live), []
@@ -224,7 +273,7 @@ class BaseTask:
         """All of a client's steps at once in machine code, where the engine chose so; else None."""
         if self.how != "fused" or not self.has_closed_form or not hasattr(batches, "orders"):
             return None
-        from bespoke.models.kernels import descend_linear
+        from bespoke.models.fast.kernels import descend_linear
 
         start = params if anchor is None else anchor
         weight, bias = descend_linear(
@@ -253,6 +302,32 @@ class BaseTask:
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
         raise NotImplementedError
+
+    def with_metrics(self, own: tuple[Metric, ...], centre: float = 0.0) -> Self:
+        """The same task with further metrics; `centre` of the target, which was subtracted from it."""
+        if not own:
+            return self
+        names = [metric.name for metric in own]
+        for name in names:
+            if name in ("rows", "outputs", "count") or name.endswith("_count"):
+                raise UserError(f"a metric cannot be called {name!r}, a word that tables use; give it another: name=")
+            if name in self.metrics or names.count(name) > 1:
+                raise UserError(f"{name!r} is the name of two metrics of this experiment; give yours another: name=")
+        lower = tuple(metric.name for metric in own if metric.better == "lower")
+        metrics, lowered = (*self.metrics, *names), (*self.lower_is_better, *lower)
+        return replace(self, own=own, centre=centre, metrics=metrics, lower_is_better=lowered)
+
+    def own_sums(self, outputs: Any, rows: Params) -> Params:
+        """The scores by `own` of one client, and how many there are of each: none without rows."""
+        there = rows["mask"] > 0
+        count = there.any().double().cpu()
+        said, y = self.in_units(outputs[there]).cpu(), self.in_units(rows["y"][there]).cpu()
+        found = {m.name: torch.tensor(m(said, y) if count else 0.0, dtype=torch.float64) for m in self.own}
+        return found | {f"{name}_count": count for name in found}
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets in the units of the data."""
+        return values
 
     def row_metric(self, metric: str) -> str | None:
         """The metric that rows have a part in, so that a client's value is their mean; the loss where it has none."""
@@ -286,6 +361,9 @@ class Regression(BaseTask):
 
     def kernel_of(self) -> Loss:
         return "squares"
+
+    def in_units(self, values: Tensor) -> Tensor:
+        return values * self.unit + self.centre
 
     def row_metric(self, metric: str) -> str | None:
         return metric if metric in ("mse", "half_mse", "mae") else "loss"
@@ -378,7 +456,7 @@ def cut(rows: Params, size: int) -> list[Params]:
     return [take(rows, slice(begin, begin + size)) for begin in range(0, many, size)] if many > size else [rows]
 
 
-def joined(pieces: list[Any]) -> Any:
+def joined(pieces: list[T]) -> T:
     """What was judged block by block, as one."""
     return tree_map(lambda *parts: torch.cat(parts), *pieces) if pieces[1:] else pieces[0]
 
@@ -400,11 +478,20 @@ def log_mixture(outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
     return torch.logaddexp(seen, F.log_softmax(outputs, dim=-1) + (1 - part).log())
 
 
+DERIVED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # metrics that follow from another one's mean
+    "rmse": ("mse", torch.sqrt),
+    "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
+}
+
+
+def sums_of(metric: str) -> tuple[str, ...]:
+    """The summed scores that a metric is made of, where there are such."""
+    source = DERIVED[metric][0] if metric in DERIVED else metric
+    return source, f"{source}_count", "count"
+
+
 def finished(metric: str, sums: Params) -> Tensor:
     """A metric from summed scores: the mean over rows (or over a count of its own), and what follows from a mean."""
-    derived: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-        "rmse": ("mse", torch.sqrt),
-        "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
-    }
-    source, finish = derived.get(metric, (metric, lambda mean: mean))
-    return finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
+    source, finish = DERIVED.get(metric, (metric, lambda mean: mean))
+    score: Tensor = finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
+    return score

@@ -23,13 +23,15 @@ class _Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         def split(part: Tensor) -> Tensor:
-            return part.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (batch, heads, length, width / heads)
+            heads: Tensor = part.unflatten(-1, (self.heads, -1))
+            return heads.transpose(-2, -3)  # (batch, heads, length, width / heads)
 
         query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
         match = query @ key.mT / math.sqrt(query.shape[-1])
         later = torch.ones(match.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
         weights = match.masked_fill(later, -torch.inf).softmax(-1)
-        return self.out((weights @ value).transpose(-2, -3).flatten(-2))
+        out: Tensor = self.out((weights @ value).transpose(-2, -3).flatten(-2))
+        return out
 
 
 class _Block(nn.Module):
@@ -41,7 +43,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.after_attention(x + self.attention(x))
-        return self.after_dense(x + self.dense(x))
+        out: Tensor = self.after_dense(x + self.dense(x))
+        return out
 
 
 def positions(length: int, width: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bespoke.data.vectors import frozen
+from bespoke.data.sources.formats.vectors import frozen
 from bespoke.models.networks import Assembled, ModuleNetwork
 
 
@@ -17,7 +17,8 @@ class _LastOutput(nn.Module):
         self.lstm = nn.LSTM(inputs, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, embedded: Tensor) -> Tensor:
-        return self.lstm(embedded)[0][:, -1]
+        last: Tensor = self.lstm(embedded)[0][:, -1]
+        return last
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class SentimentLSTM(ModuleNetwork):
     """
 
     outputs: int
-    vectors: str  # their name: see bespoke.data.vectors
+    vectors: str  # their name: see bespoke.data.sources.formats.vectors
     dimension: int = 300
     hidden: int = 256
     layers: int = 2

@@ -52,6 +52,7 @@ class _Counter(TorchFunctionMode):
 
 def multiply_adds(call: Callable[[], Any]) -> int:
     """Multiply-adds of a call, which is made once; lookups and elementwise work count as nothing."""
-    with torch.no_grad(), _Counter() as counter:
+    counter = _Counter()
+    with torch.no_grad(), counter:
         call()
     return counter.total

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bespoke.data.arrays import write_text
+from bespoke.storage import write_text
 
 Line = dict[str, Any]
 

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bespoke.messages.clip import clipped, norms
+from bespoke.messages.transform import Outgoing, State, Transform
 from bespoke.method import Cohort
-from bespoke.privacy.clip import clipped, norms
 from bespoke.privacy.noise import with_noise, with_noise_each
-from bespoke.privacy.transform import Sent, State, Transform
 from bespoke.tensors import Tree, leaves, tree_map
 
 BIT = "within bound"  # the field by which clients tell whether they were clipped
@@ -48,7 +48,8 @@ def bit_noise(asked: float | None, multiplier: float, expected: float) -> float:
 
 def value_multiplier(multiplier: float, bits: float) -> float:
     """What is left for the values when bits have noise of this deviation: (z^-2 - (2 s)^-2)^(-1/2)."""
-    return (multiplier**-2 - (2 * bits) ** -2) ** -0.5
+    found: float = (multiplier**-2 - (2 * bits) ** -2) ** -0.5
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Gaussian(Transform):
         return 1 / values + 0.25 / sum(s * s for s in bits)
 
     # -- the client half -----------------------------------------------------------------------------------------------
-    def client(self, sent: Sent) -> Sent:
+    def client(self, sent: Outgoing) -> Outgoing:
         hidden, ones = self._finite({name: sent.up[name] for name in self.hidden}), {}
         bound = self.limit(sent.told)
         if self.adaptive is not None:
@@ -166,7 +167,8 @@ class Gaussian(Transform):
         """In place of how many came, the public number of each row."""
         if not self.groups:
             return torch.full_like(sums, self.expected)
-        return _along(self._rows(sums), sums).expand_as(sums).to(sums.dtype)
+        expected: Tensor = _along(self._rows(sums), sums).expand_as(sums).to(sums.dtype)
+        return expected
 
     def _rows(self, sums: Tensor) -> Tensor:
         rows = torch.zeros(len(sums))

@@ -62,4 +62,4 @@ def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], wo
 
 def added(leaf: Tensor, drawn: NDArray[np.float64]) -> Tensor:
     """leaf + noise, in double precision until it is rounded to what it was."""
-    return (leaf.double() + torch.from_numpy(np.asarray(drawn))).to(leaf.dtype)
+    return (leaf.double() + torch.from_numpy(np.asarray(drawn)).to(leaf.device)).to(leaf.dtype)

@@ -32,14 +32,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.data.arrays import write_text
-from bespoke.data.features import LEVELS
+from bespoke.data.about import About
 from bespoke.data.population import Population
-from bespoke.data.schema import Column, Schema, Statistics, Target
 from bespoke.data.splits import Train
+from bespoke.data.tables.features import LEVELS
+from bespoke.data.tables.schema import Column, Schema, Statistics, Target
 from bespoke.digests import sealed
 from bespoke.errors import UserError
-from bespoke.privacy.accounting import Kind, Spent
+from bespoke.privacy.accountant import Kind, Spent
+from bespoke.storage import write_text
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -96,7 +97,7 @@ class Learned:
     releases: dict[str, tuple[float, float]] = field(default_factory=dict)  # by name: noise multiplier, delta
 
     @classmethod
-    def of(cls, about: dict[str, Any], public_statistics: bool) -> Learned:
+    def of(cls, about: About, public_statistics: bool) -> Learned:
         """As a population's description has it."""
         unpaid, made = list(about.get("unpaid", ())), about.get("release")
         if about.get("statistics_floats", 0) > (made or {}).get("floats", 0) and not public_statistics:
@@ -196,8 +197,8 @@ class Learner:
                 column = Column(column.name, "category", tuple(found[:LEVELS]), True, column.missing)
             columns.append(column)
         target = Target(raw.about["target"])
-        if raw.about.get("levels") is not None:
-            classes = self._released(open_items[-1], weight, raw.about["levels"], limit, "classes")
+        if (levels := raw.about.get("levels")) is not None:
+            classes = self._released(open_items[-1], weight, levels, limit, "classes")
             if not classes:
                 raise UserError(
                     f"no class of {target.name} is found at enough training clients ({self.clients} in all) to be "
@@ -321,4 +322,5 @@ def _largest(votes: Floats, limit: float) -> Ints:
     """The largest magnitude above the limit in each row; one below the first where there is none."""
     above = votes > limit
     last = votes.shape[1] - 1 - above[:, ::-1].argmax(1)
-    return np.where(above.any(1), EXPONENTS[0] + last, EXPONENTS[0] - 1)
+    largest: Ints = np.where(above.any(1), EXPONENTS[0] + last, EXPONENTS[0] - 1)
+    return largest

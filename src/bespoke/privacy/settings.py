@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
+from bespoke.messages.robust.settings import SEE_EACH, RobustConfig
 
 if TYPE_CHECKING:
     from bespoke.method import Method
@@ -111,11 +113,9 @@ def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, kee
 
 def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
     """With bounds by field, every field that leaves needs one, in all stages."""
-    from bespoke.method import Reveal
-
     if not isinstance(privacy.clip, dict):
         return
-    sent = {name for method in methods for name, kind in method.uplink.items() if kind is not Reveal.COUNT}
+    sent = {name for method in methods for name, kind in reveals(method.uplink).items() if kind is not Reveal.COUNT}
     for problem, names in (("has no bound for", sent - set(privacy.clip)), ("bounds", set(privacy.clip) - sent)):
         if names:
             raise UserError(
@@ -124,7 +124,7 @@ def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
             )
 
 
-def uniform_weights(stage: dict[str, Any], kinds: dict[str, type[Method]]) -> dict[str, Any]:
+def uniform_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]]) -> dict[str, Any]:
     """A stage as it is under privacy: clients weigh alike unless told otherwise, for their sizes are data too.
 
     A mixed model is estimated from moments, which have a size that clipping can bound.
@@ -138,3 +138,23 @@ def uniform_weights(stage: dict[str, Any], kinds: dict[str, type[Method]]) -> di
         return stage
     allowed = get_args(get_type_hints(kind)["weighting"])
     return {**stage, "weighting": "uniform"} if "uniform" in allowed else stage
+
+
+def check_robust_rule(robust: RobustConfig, privacy: PrivacyConfig, where: str) -> None:
+    """Refuses robust rules that show the server more than the privacy account holds."""
+    if robust.rule != "norm-bound":
+        seen = "every client's message" if robust.rule in SEE_EACH else "several sums a round"
+        raise UserError(
+            f"{where}: robust.rule = {robust.rule!r} shows the server {seen}, which the privacy account does not hold; "
+            "with [privacy] use rule = 'norm-bound', which privacy.clip then does, or leave one of the two out"
+        )
+    if robust.bound == "auto" and not privacy.adaptive:
+        raise UserError(
+            f"{where}: robust.bound = 'auto' follows the clients' norms, which [privacy] has to hide; use "
+            "privacy.adaptive = true, which follows their median privately, or give robust.bound = privacy.clip"
+        )
+    if robust.bound != "auto" and robust.bound != privacy.clip:
+        raise UserError(
+            f"{where}: robust.bound = {robust.bound:g} and privacy.clip = {privacy.clip}: under [privacy] they are the "
+            "same bound; give both the same number"
+        )

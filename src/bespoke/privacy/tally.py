@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.federation.cohorts import Sampler, SideBySide
 from bespoke.method import Method
-from bespoke.privacy.accounting import Kind, Spent
+from bespoke.privacy.accountant import Kind, Spent
 from bespoke.privacy.attempts import Made
-from bespoke.sampling import Sampler, SideBySide
 
 if TYPE_CHECKING:
-    from bespoke.privacy.budget import Account
+    from bespoke.privacy.account import Account
 
 VIEWS = ("released", "messages")
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """A stage as the account sees it."""
 
     method: Method
@@ -44,8 +44,8 @@ def _rate(sampler: Sampler) -> float:
     return 1.0 if sampler.sampling == "full" else min(sampler.size / max(total, 1), 1.0)
 
 
-def sampling_of(base: Sampler, plans: Sequence[Plan], local: bool) -> Kind:
-    """How clients come: see bespoke.privacy.accounting. Where everyone comes, that is known."""
+def sampling_of(base: Sampler, plans: Sequence[StagePlan], local: bool) -> Kind:
+    """How clients come: see bespoke.privacy.accountant. Where everyone comes, that is known."""
     everyone = all(plan.rate >= 1 for plan in plans if plan.method.trains and plan.rounds)
     if local or base.over_select > 1 or everyone or base.sampling not in ("poisson", "uniform"):
         return "known"

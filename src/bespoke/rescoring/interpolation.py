@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
-from bespoke.metrics.significance import Interval, bootstrap_means, percentile_interval
-from bespoke.rescoring.nbest import Utterance
+from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.wer import errors, words_of
+from bespoke.statistics.significance import Interval, bootstrap_means, percentile_interval
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ Setting = float | str | None  # a number; "tune"; or None: tuned where there are
 class Lists:
     """The lists of several utterances as arrays (utterances, hypotheses), padded with scores of minus infinity."""
 
-    utterances: Sequence[Utterance]
+    utterances: Sequence[Hypotheses]
 
     @cached_property
     def scores(self) -> Floats:
@@ -67,7 +67,8 @@ class Lists:
 
     def chosen(self, language: Floats, weight: float, bonus: float) -> Ints:
         """The place of the hypothesis that wins; the recogniser's order decides among equals."""
-        return (self.scores + weight * language + bonus * self.words).argmax(1)
+        winners: Ints = (self.scores + weight * language + bonus * self.words).argmax(1)
+        return winners
 
     def made(self, places: Ints) -> Floats:
         """The word errors of these hypotheses."""
@@ -128,7 +129,7 @@ class Plan:
     notes: list[str]
 
     @classmethod
-    def of(cls, utterances: Sequence[Utterance], weight: Setting = None, bonus: Setting = None) -> Plan:
+    def of(cls, utterances: Sequence[Hypotheses], weight: Setting = None, bonus: Setting = None) -> Plan:
         """Weights and bonuses to try; without a validation utterance that has a reference, the defaults."""
         lists, given, notes = Lists(utterances), {"--weight": weight, "--bonus": bonus}, list[str]()
         tuned = [option for option, value in given.items() if not isinstance(value, float | int)]

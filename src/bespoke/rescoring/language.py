@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.data.population import Population
-from bespoke.data.tokenizers import plain, tokenizer_of
-from bespoke.data.words import PAD, Vocabulary
-from bespoke.deploy.personal import Models, open_run
+from bespoke.data.sources.formats.words import PAD, Vocabulary
+from bespoke.data.texts.tokenizers import plain, tokenizer_of
 from bespoke.errors import UserError
-from bespoke.experiments import build
-from bespoke.forgotten import is_forgotten
+from bespoke.experiment.build import build
 from bespoke.method import Method
 from bespoke.models.language import LanguageModel
-from bespoke.rescoring.nbest import Utterance
+from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.wer import words_of
+from bespoke.runs.events import Progress, Silent
+from bespoke.runs.finished import Models, open_run
+from bespoke.runs.forgotten import is_forgotten
 from bespoke.tensors import Params
-from bespoke.watcher import Progress, Silent
 
 Level = Literal["personal", "group", "global"]
 LEVELS: tuple[Level, ...] = ("global", "group", "personal")
@@ -107,7 +107,7 @@ class RunLanguage:
             return self.task.row_values(predict(batch), batch, "loss")
 
     # -- models --------------------------------------------------------------------------------------------------------
-    def spoken(self, level: Level, utterances: Sequence[Utterance], progress: Progress | None = None) -> list[Floats]:
+    def spoken(self, level: Level, utterances: Sequence[Hypotheses], progress: Progress | None = None) -> list[Floats]:
         """The log-probability of every hypothesis of every utterance under its client's model of this level."""
         progress, found = progress or Silent(), [np.zeros(0)] * len(utterances)
         owners: dict[tuple[str, str | None], list[int]] = {}

@@ -17,7 +17,7 @@ FIELDS = ("id", "client", "group", "split", "reference", "hypotheses")
 
 
 @dataclass(frozen=True)
-class Utterance:
+class Hypotheses:
     """What a recogniser heard: hypotheses, its best first, and their log-probabilities."""
 
     id: str
@@ -39,11 +39,11 @@ class Utterance:
         return {"id": self.id, **{k: v for k, v in given.items() if v}, "hypotheses": hypotheses}
 
 
-def read_nbest(path: Path, client: str | None = None) -> list[Utterance]:
+def read_nbest(path: Path, client: str | None = None) -> list[Hypotheses]:
     """The utterances of a file; `client` is whose they are where a line does not say."""
     if not path.is_file():
         raise UserError(f"there is no file {path}; it has to hold a JSON object a line, as docs/rescoring.md describes")
-    found: dict[str, Utterance] = {}
+    found: dict[str, Hypotheses] = {}
     with path.open(encoding="utf-8") as lines:
         try:
             for number, line in enumerate(lines, start=1):
@@ -70,7 +70,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     return entry
 
 
-def _utterance(entry: dict[str, Any], where: str, client: str | None) -> Utterance:
+def _utterance(entry: dict[str, Any], where: str, client: str | None) -> Hypotheses:
     for name in entry:
         if name not in FIELDS:
             raise unknown("field", name, FIELDS, where)
@@ -90,7 +90,7 @@ def _utterance(entry: dict[str, Any], where: str, client: str | None) -> Utteran
             'be a list of one or more {"text": ..., "score": ...}, the recogniser\'s best first'
         )
     texts, scores = zip(*(_hypothesis(h, f"{where}, hypothesis {i}") for i, h in enumerate(hypotheses, start=1)))
-    return Utterance(values["id"], owner, texts, scores, values["reference"], split, values["group"])
+    return Hypotheses(values["id"], owner, texts, scores, values["reference"], split, values["group"])
 
 
 def _text(value: Any, name: str, where: str) -> str | None:

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bespoke.data.arrays import write_text
 from bespoke.errors import UserError
 from bespoke.rescoring.interpolation import ORACLE, Plan, Rescored, Setting
 from bespoke.rescoring.language import Level, RunLanguage
-from bespoke.rescoring.nbest import Utterance
-from bespoke.watcher import Progress
+from bespoke.rescoring.nbest import Hypotheses
+from bespoke.runs.events import Progress
+from bespoke.storage import write_text
 
 FORMULA = "score + weight * log P(text) + bonus * words"
 
 
 def rescore(
-    utterances: Sequence[Utterance],
+    utterances: Sequence[Hypotheses],
     models: Mapping[str, tuple[RunLanguage, Level]],
     weight: Setting = None,
     bonus: Setting = None,

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import bespoke.reports
+import bespoke.report
 from bespoke.analysis.preference_map import own_contexts
 from bespoke.errors import UserError
 from bespoke.generation.generate import Drawing, Line, write
@@ -107,7 +107,7 @@ class Studio:
 
     # -- pages ---------------------------------------------------------------------------------------------------------
     async def page(self, request: Request) -> Response:
-        places = [HERE, Path(next(iter(bespoke.reports.__path__)))]
+        places = [HERE, Path(next(iter(bespoke.report.__path__))) / "templates"]
         pages = Environment(loader=FileSystemLoader(places), autoescape=True, undefined=StrictUndefined)
         limits = {"voices": MOST_VOICES, "length": MOST_LENGTH, "letters": MOST_LETTERS}
         return HTMLResponse(pages.get_template("page.html.jinja").render(limits=limits))
@@ -213,7 +213,8 @@ def studio_app(people: People, token: str, hosts: Collection[str]) -> Starlette:
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs()
+    script: str = get_plotlyjs()
+    return script
 
 
 async def _read(request: Request, kind: type[Kind]) -> Kind:

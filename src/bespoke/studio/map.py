@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bespoke.analysis.preference_map import Floats, Plane, Preferences, maps, own_contexts, points_of
-from bespoke.reports.embeddings import contexts_figure, users_figure
+from bespoke.report.embeddings import contexts_figure, users_figure
 from bespoke.studio.people import People
 
 
@@ -49,4 +49,5 @@ def user_of(personal: Floats, contexts: Floats) -> Floats:
 
     Exact unless the person's own copies of the contexts were tuned too.
     """
-    return (personal * contexts).sum(0) / np.maximum((contexts**2).sum(0), 1e-12)
+    user: Floats = (personal * contexts).sum(0) / np.maximum((contexts**2).sum(0), 1e-12)
+    return user

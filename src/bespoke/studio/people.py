@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from bespoke import pretrained
-from bespoke.data.arrays import open_arrays, write_arrays, write_text
 from bespoke.data.population import Population
 from bespoke.errors import UserError
 from bespoke.generation.voices import Voice, Voices
+from bespoke.storage import open_arrays, write_arrays, write_text
 from bespoke.tensors import Tree, flatten, unflatten
 
-FORMAT = 1
+VOICE_FORMAT = 1
 MOST = 200  # sentences
 LONGEST_NAME = 60
 
@@ -93,7 +93,7 @@ class People:
         place = self.folder / person.id
         place.mkdir(parents=True, mode=0o700)
         write_arrays(place / "voice.safetensors", flatten(personal))
-        write_text(place / "voice.json", json.dumps({"format": FORMAT, **asdict(person)}, indent=1))
+        write_text(place / "voice.json", json.dumps({"format": VOICE_FORMAT, **asdict(person)}, indent=1))
         return person
 
     def delete(self, id: str) -> None:
@@ -118,7 +118,7 @@ class People:
     def _read(self, path: Path) -> Person | None:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found.pop("format") != FORMAT or found["id"] != path.parent.name:
+            if found.pop("format") != VOICE_FORMAT or found["id"] != path.parent.name:
                 return None
             return Person(**found)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,0 +1,48 @@
+"""What a callback is told, as the flat names and numbers that trackers of experiments take."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from bespoke.callbacks.callback import EndTold, EvaluationTold, RoundTold
+
+
+def round_scalars(told: RoundTold) -> dict[str, float]:
+    """The numbers of a round."""
+    counts = {
+        "round/clients": told.clients, "round/dropped": told.dropped, "round/examples": told.examples,
+        "round/steps": told.steps, "traffic/bytes_down": told.bytes_down, "traffic/bytes_up": told.bytes_up,
+    }  # fmt: skip
+    spent = {f"privacy/epsilon_{view}": value for view, value in told.epsilon.items()}
+    return _finite(counts | spent | {f"observed/{name}": value for name, value in told.observed.items()})
+
+
+def validation_scalars(told: EvaluationTold) -> dict[str, float]:
+    """The means over validation clients."""
+    return _finite({f"validation/{name}": value for name, value in told.validation.items()})
+
+
+def final_scalars(told: EndTold) -> dict[str, float]:
+    """The means over tested clients; of a tuning run, which tests nobody, that over validation clients."""
+    scores: dict[str, float | None] = {f"final/{name}": value for name, value in told.scores.items()}
+    return _finite(scores or {f"final/validation_{told.metric}": told.result.get("validation")})
+
+
+def flat(tables: dict[str, Any], before: str = "") -> dict[str, str | int | float | bool]:
+    """Nested tables as names with dots; lists become text."""
+    found: dict[str, str | int | float | bool] = {}
+    for name, value in tables.items():
+        key = f"{before}{name}"
+        if isinstance(value, dict):
+            found |= flat(value, f"{key}.")
+        elif isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+            for place, entry in enumerate(value):
+                found |= flat(entry, f"{key}.{place}.")
+        else:
+            found[key] = value if isinstance(value, str | int | float | bool) else str(value)
+    return found
+
+
+def _finite(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}

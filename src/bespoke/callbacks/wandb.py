@@ -1,0 +1,62 @@
+"""Curves, settings and final scores of runs, for Weights & Biases."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bespoke.callbacks.callback import Callback, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.callbacks.scalars import final_scalars, round_scalars, validation_scalars
+from bespoke.errors import needs_extra
+from bespoke.method import knob
+
+
+@dataclass
+class WandB(Callback):
+    """Writes each run of bespoke as a run of W&B. Offline nothing leaves this machine until `wandb sync` sends it."""
+
+    project: str = knob("bespoke", "the project that runs belong to")
+    mode: Literal["offline", "online"] = knob("offline", "offline: files below `folder`; online: sent to the server")
+    folder: str = knob(".", "where the folder wandb/ is made")
+    _runs: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _wandb()  # refused before the work, if it is missing
+
+    def on_round(self, told: RoundTold) -> None:
+        self._write(told, round_scalars(told))
+
+    def on_evaluation(self, told: EvaluationTold) -> None:
+        self._write(told, validation_scalars(told))
+
+    def on_end(self, told: EndTold) -> None:
+        run = self._run(told)
+        run.summary.update(final_scalars(told))
+        run.finish()
+        del self._runs[told.run]
+
+    def _write(self, told: Told, scalars: dict[str, float]) -> None:
+        # the step is a number of its own, as a run that is resumed tells the rounds since its checkpoint again
+        self._run(told).log({"step": told.step, **scalars})
+
+    def _run(self, told: Told) -> Any:
+        if told.run not in self._runs:
+            wandb = _wandb()
+            run = wandb.init(
+                project=self.project, name=told.run, config=told.config, dir=self.folder, mode=self.mode,
+                id=hashlib.blake2b(str(told.folder.resolve()).encode(), digest_size=8).hexdigest(),
+                resume="allow" if self.mode == "online" else None, reinit="create_new",
+                settings=wandb.Settings(silent=True, console="off"),
+            )  # fmt: skip
+            run.define_metric("*", step_metric="step")
+            self._runs[told.run] = run
+        return self._runs[told.run]
+
+
+def _wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise needs_extra("wandb", "wandb", "the callback WandB") from None
+    return wandb

@@ -1,0 +1,271 @@
+"""What `bespoke methods`, `data` and `metrics` show: read off the code, so that it cannot differ from it."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from bespoke.errors import unknown
+from bespoke.imported import trust_named
+from bespoke.registry import Registry
+from bespoke.terminal import Terminal
+
+
+def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.methods import METHODS
+    from bespoke.study.comparison import NO_TASK
+    from bespoke.study.described import describe
+
+    if name is not None:
+        trust_named(name)
+        method = METHODS.find(name, "bespoke methods")
+        own = METHODS.recorded(name, "bespoke methods")
+        comes_from = "" if own in METHODS.built_in else own
+        return [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from}]  # as it is by default
+    found = METHODS.built_in.values()
+    ours = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
+    return ours + _others(METHODS)
+
+
+def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
+    """What others offer: names and where they come from, for to say more would be to import it."""
+    return [{"name": name, "from": origin} for name, origin in registry.origins().items() if origin]
+
+
+def _print_others(found: list[dict[str, Any]], console: Terminal) -> None:
+    for entry in found:
+        if entry["from"]:
+            console.print(f"{escape(entry['name'])}  from {escape(entry['from'])}", highlight=False)
+
+
+def knobs(kind: type) -> list[dict[str, Any]]:
+    """A dataclass's knobs: name, default, meaning, bounds; those of a nested dataclass with a dot."""
+    found: list[dict[str, Any]] = []
+    for entry in fields(kind):
+        if entry.name == "task" or not entry.init:
+            continue
+        made = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+        if is_dataclass(made):
+            inner = knobs(type(made))
+            found += [{**knob, "name": f"{entry.name}.{knob['name']}"} for knob in inner]
+        else:
+            default = list(made) if isinstance(made, tuple) else made
+            bounds = {str(k): v for k, v in entry.metadata.get("bounds", {}).items()}
+            found.append(
+                {"name": entry.name, "default": default, "doc": entry.metadata.get("doc", ""), "bounds": bounds}
+            )
+    return found
+
+
+def print_methods(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("method", "what it does", "a client ends up with", "the server learns"):
+        table.add_column(column, overflow="fold")
+    for method in found:
+        if not method["from"]:
+            table.add_row(method["name"], method["summary"], method["personal"], learned(method))
+    console = Terminal()
+    console.print(table)
+    _print_others(found, console)
+    console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
+
+
+def learned(method: dict[str, Any]) -> str:
+    """What the server learns, read off the fields that leave a client."""
+    sums = "each group's sums of" if method["by_group"] else "sums of"
+    kinds = {"EACH": "every client's", "SUM": sums, "COUNT": "a count of clients by"}
+    found = {kind: [name for name, reveal in method["reveals"].items() if reveal == kind] for kind in kinds}
+    nothing = f"nothing more than of {method['after']} before it" if method["after"] else "nothing"
+    return "; ".join(f"{kinds[kind]} {', '.join(names)}" for kind, names in found.items() if names) or nothing
+
+
+def hidden(method: dict[str, Any]) -> str:
+    """What [privacy] can do about it."""
+    each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
+    if not method["reveals"]:
+        return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
+    if each:
+        return (
+            f"needs local_noise, for {', '.join(each)} of every client is seen; with noise on sums epsilon is infinite"
+        )
+    where = "each group's sum" if method["by_group"] else "the sum"
+    return f"noise on {where}, on the client, or both"
+
+
+def hardened(method: dict[str, Any]) -> str:
+    """What [robust] can do about bad clients, and what the server has to see for it."""
+    if not method["changes"]:
+        sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
+        return f"refused: it {sends}" if sends else "nothing to do: it sends nothing itself"
+    fields = ", ".join(method["changes"])
+    if any(method["reveals"][name] == "EACH" for name in method["changes"]):
+        return f"multi-krum; norm-bound: every client's {fields} is seen anyway"
+    others = any(kind != "COUNT" and name not in method["changes"] for name, kind in method["reveals"].items())
+    besides = ", and norms of what is no change; all changes count alike" if others else ""
+    return (
+        f"median, trimmed-mean, krum, multi-krum: every client's {fields} is seen; norm-bound: sums and every client's "
+        f"norms; geometric-median: sums{besides}"
+    )
+
+
+def aggregated(method: dict[str, Any]) -> str:
+    """What the key `aggregator` of a stage may be."""
+    from bespoke.messages.robust.aggregator import Aggregator, ZeroAndClip
+
+    if not method["changes"]:
+        return "refused, as under [robust]" if method["reveals"] else "nothing to do: it sends nothing itself"
+    added = ", ".join(ZeroAndClip().reveals)
+    return f"{knobs(Aggregator)[0]['doc']}, for which sums of {added} leave clients too"
+
+
+def print_method(method: dict[str, Any]) -> None:
+    console = Terminal()
+    console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
+    console.print(f"[dim]{method['paper']}[/dim]\n", highlight=False)
+    lines = {
+        **({"comes from": method["from"]} if method["from"] else {}),
+        "sent to clients": "; ".join(f"{name}: {text}" for name, text in method["down"].items()) or "nothing",
+        "leaves a client": "; ".join(f"{name}: {text}" for name, text in method["travels"].items()) or "nothing",
+        "the server learns": learned(method),
+        "under \\[privacy]": hidden(method),
+        "under \\[robust]": hardened(method),
+        "aggregator": aggregated(method),
+        "stays private": "; ".join(f"{name}: {text}" for name, text in method["private"].items())
+        or "the data; no other state",
+        "personal model": method["personal"],
+        "unseen clients": method["unseen"],
+    }
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, text in lines.items():
+        facts.add_row(name, escape(text))
+    console.print(facts)
+    table = Table(
+        title="\nknobs", title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
+    for column in ("name", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for knob in method["knobs"]:
+        table.add_row(knob["name"], escape(str(knob["default"])), escape(knob["doc"]))
+    console.print(table)
+
+
+def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.data.sources.registry import SOURCES, Source, source_options, source_statistics
+
+    def told(source: Source, comes_from: str) -> dict[str, Any]:
+        facts = {entry.name: getattr(source, entry.name) for entry in fields(source) if entry.name != "loader"}
+        return {**facts, "from": comes_from}
+
+    if name is None:
+        return [told(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
+    if not SOURCES.knows(name):
+        raise unknown("data source", name, SOURCES.origins())
+    trust_named(name)
+    own = SOURCES.recorded(name, "bespoke data")
+    described = told(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
+    counted = [asdict(table) for table in source_statistics(own)]
+    return [{**described, "options": source_options(own), "statistics": counted}]
+
+
+def print_sources(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("data", "what", "clients", "examples", "kind"):
+        table.add_column(column, overflow="fold", justify="right" if column in ("clients", "examples") else "left")
+    for source in found:
+        if not source["from"]:
+            table.add_row(
+                source["name"], source["title"], _count(source["clients"]), _count(source["examples"]), source["kind"]
+            )
+    console = Terminal()
+    console.print(table)
+    _print_others(found, console)
+    console.print(
+        "\n`bespoke data NAME` shows licence and how to obtain it; your own tables: `bespoke compare TABLE.csv "
+        "--client COLUMN --target COLUMN`.",
+        highlight=False,
+    )
+
+
+def print_source(source: dict[str, Any]) -> None:
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column(overflow="fold")
+    known = ("task", "clients", "examples", "group", "licence", "obtain") if not source["from"] else ("from",)
+    for name in ("name", "title", *known):
+        facts.add_row(name, escape(_count(source[name])) or "-")
+    options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
+    facts.add_row("options", escape(options) or "-")
+    console = Terminal()
+    console.print(facts)
+    for counted in source["statistics"]:
+        table = Table(title=f"\n{escape(counted['title'])}", title_justify="left", box=None, pad_edge=False)
+        for place, column in enumerate(counted["columns"]):
+            table.add_column(column, overflow="fold", justify="right" if place else "left")
+        for row in counted["rows"]:
+            table.add_row(*(escape(_count(cell)) for cell in row))
+        console.print(table)
+
+
+def describe_metrics() -> list[dict[str, Any]]:
+    from bespoke.models.language import LanguageModel
+    from bespoke.models.own_metric import METRICS
+    from bespoke.models.task import BaseTask, Classification, Regression
+
+    tasks: dict[str, type[BaseTask]] = {
+        "regression": Regression, "classification": Classification, "language": LanguageModel,
+    }  # fmt: skip
+    ours = [
+        {"name": name, "task": task, "better": "lower" if name in kind.lower_is_better else "higher", "from": ""}
+        for task, kind in tasks.items()
+        for name in kind.metrics
+    ]
+    return ours + _others(METRICS)
+
+
+def print_metrics(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("metric", "task", "better"):
+        table.add_column(column)
+    for metric in found:
+        if not metric["from"]:
+            table.add_row(metric["name"], metric["task"], metric["better"])
+    console = Terminal()
+    console.print(table)
+    _print_others(found, console)
+
+
+def describe_presets() -> list[dict[str, Any]]:
+    from bespoke.experiment.presets import Preset, names
+    from bespoke.methods import METHODS
+
+    found = [Preset.read(name) for name in names()]
+    return [
+        {**asdict(preset), "methods": preset.methods(), "missing": [m for m in preset.methods() if m not in METHODS]}
+        for preset in found
+    ]
+
+
+def print_presets(found: list[dict[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("preset", "what", "methods"):
+        table.add_column(column, overflow="fold")
+    for preset in found:
+        what = "\n".join([preset["title"], *(f"- {note}" for note in preset["notes"])])
+        table.add_row(preset["name"], escape(what), ", ".join([*preset["methods"], *preset["entries"]]))
+    console = Terminal()
+    console.print(table)
+    console.print(
+        '\n`bespoke tune EXPERIMENT.toml --preset NAME` tries its grid; preset = "NAME" in [compare] compares with it, '
+        "and with tune = false uses its best values.",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,75 @@
+"""Where clients are computed: which devices there are, and how trees get onto one and back to the CPU.
+
+A device is named as PyTorch names it: "cpu", "cuda:0", "mps". "cuda" is all of its GPUs.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from bespoke.errors import UserError
+from bespoke.tensors import T, tree_map
+
+CPU = torch.device("cpu")
+
+
+def available() -> list[str]:
+    """The devices of this machine, as they are named in experiments."""
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found += ["cuda", *(f"cuda:{place}" for place in range(gpus()))]
+    return found + ["mps"] * torch.backends.mps.is_available()
+
+
+def gpus() -> int:
+    return torch.cuda.device_count()
+
+
+def chosen(name: str, advice: str = "") -> str:
+    """The device of this name; "auto" is the first of cuda, mps and cpu that is there."""
+    here = available()
+    if name == "auto":
+        return next(device for device in ("cuda", "mps", "cpu") if device in here)
+    if name not in here:
+        raise UserError(
+            f"engine.device = {name!r} is not here; this machine has {', '.join(here)}"
+            + (advice or ". Name one of them, or 'auto'")
+        )
+    return name
+
+
+def of_worker(device: str, place: int) -> str:
+    """The device of a worker: with all GPUs told, they are shared out."""
+    return f"cuda:{place % max(gpus(), 1)}" if device == "cuda" else device
+
+
+def has_double(device: torch.device) -> bool:
+    """Whether it computes in float64; Apple's GPUs do not."""
+    return device.type != "mps"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether it multiplies numbers in bfloat16 by itself."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False  # not known
+    known = torch.cpu.get_capabilities()
+    return any(known.get(name, False) for name in ("avx512_bf16", "amx_bf16", "arm_bf16", "bf16"))
+
+
+def onto(tree: T, device: torch.device) -> T:
+    """The tree on this device; what is there already is not copied."""
+    return tree_map(lambda leaf: leaf.to(device), tree)
+
+
+def home(tree: T) -> T:
+    """The tree on the CPU."""
+    return onto(tree, CPU)
+
+
+def working_on(device: torch.device) -> AbstractContextManager[object]:
+    """Within it new tensors lie on this device, so that a method's code names none."""
+    return nullcontext() if device.type == "cpu" else device

@@ -1,0 +1,193 @@
+"""From a configuration to an Experiment: rows loaded and prepared, the task and the methods made, all of it checked."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from bespoke.data.about import About
+from bespoke.data.periods import FOREVER, Period
+from bespoke.data.population import Population
+from bespoke.errors import unknown
+from bespoke.experiment.config import AUTO, ExperimentConfig, TransformConfig
+from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.experiment.fits import (
+    check_buffers,
+    check_changes,
+    check_fit,
+    check_groups,
+    check_stages_fit,
+    group_sizes,
+)
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.prepare import Prepared, cohort_size, few_rows, moved, prepare, split_key
+from bespoke.experiment.stage import check_stage
+from bespoke.messages.clip import Clip
+from bespoke.messages.compress import Compress
+from bespoke.messages.robust.attack import attacked, attackers, message_attack
+from bespoke.messages.robust.settings import check_methods
+from bespoke.messages.secure.settings import check_cohorts, check_each
+from bespoke.messages.transform import Transform
+from bespoke.method import Method
+from bespoke.methods import METHODS
+from bespoke.models import build_task
+from bespoke.models.own_metric import METRICS
+from bespoke.models.task import BaseTask
+from bespoke.privacy.release import RELEASE
+from bespoke.privacy.settings import PrivacyConfig, check_fields
+
+MOST_ROUNDS = 300  # of a stage whose rounds are "auto"
+AUTO_EVERY = 5  # rounds between two looks at whether it has converged
+SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
+
+
+def build(
+    config: ExperimentConfig, population: Population | None = None, prepared: Prepared | None = None,
+    folder: Path | None = None,
+) -> Experiment:  # fmt: skip
+    """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench).
+
+    `folder` is that of the run, where what is released of the data under privacy is kept.
+    """
+    if prepared is None:
+        raw = population if population is not None else load_population(config)
+        prepared = prepare(config, raw, folder / RELEASE if folder else None)
+    bad = _attackers(config, prepared)
+    if config.attack is not None:
+        kind = config.attack.kind
+        parts = [*prepared.earlier, Period(FOREVER, prepared.population, prepared.split)]
+        *earlier, last = (attacked(period, bad, kind, moved) for period in parts)
+        prepared = replace(prepared, population=last.population, split=last.split, earlier=tuple(earlier))
+    population, split = prepared.population, prepared.split
+    options = dict(config.model.model_extra or {})
+    task = build_task(population.about, config.model.name, config.safe_steps, partial(few_rows, split.train), **options)
+    task, metric = _scored(task, config, population.about)
+    stages = []
+    for place, entry in enumerate(config.stage):
+        asked = check_stage(entry, f"stage {place}")
+        auto = asked.rounds == AUTO
+        method = METHODS.find(asked.method, f"stage {place}")(task, **asked.knobs)
+        bounded = asked.aggregator.transform(method) if asked.aggregator else None
+        stages.append(Stage(method, MOST_ROUNDS if auto else int(asked.rounds), asked.accept, auto, bounded))
+        check_fit(stages[-1].method, task, population, f"stage {place}")
+    check_buffers(config, task, stages)
+    check_stages_fit([stage.method for stage in stages])
+    check_groups(population, stages)
+    check_changes(config, prepared.earlier, sum(stage.rounds for stage in stages))
+    trained = len(split.train.clients)
+    most = max(stage.rounds for stage in stages)
+    every = AUTO_EVERY if any(stage.auto for stage in stages) else max(most // 10, 1)
+    sampling = config.cohort.model_dump(exclude={"size"})
+    transforms = transforms_of(config.transform)
+    for stage in stages:
+        also = (stage.aggregator,) if stage.aggregator else ()
+        for transform in (*also, *transforms) if stage.method.trains else ():
+            transform.check(stage.method)
+    if config.privacy is not None:
+        check_fields(config.privacy, [stage.method for stage in stages if stage.rounds])
+    cohort = cohort_size(config, trained)
+    if config.robust is not None:
+        check_methods(config.robust, [stage.method for stage in stages if stage.rounds], cohort)
+    secure = config.secure if config.secure is not None and config.secure.sums else None
+    if secure is not None:
+        check_each([s.method for s in stages if s.rounds], [s.aggregator for s in stages if s.aggregator])
+        grouped = any(s.rounds and type(s.method).groups is not Method.groups for s in stages)
+        groups = group_sizes(population, split.train.clients) if grouped else {}
+        everyone = any(s.rounds and s.method.needs.everyone for s in stages)
+        contacted = min(trained, round(cohort * config.cohort.over_select))
+        check_cohorts(secure, cohort, trained if everyone else contacted, groups)
+    keys = frozenset(population.keys[bad].tolist())
+    return Experiment(
+        label=config.label or stages[-1].method.card.name,
+        population=population,
+        split=split,
+        task=task,
+        stages=tuple(stages),
+        metric=metric,
+        seed=config.seed,
+        cohort=cohort,
+        sampling=sampling,
+        transforms=(*(message_attack(config.attack, keys) if config.attack else ()), *transforms),
+        robust=config.robust if config.privacy is None else None,  # else privacy.clip is the bound: see check_robust
+        attack=config.attack,
+        secure=secure,
+        attackers=tuple(bad.tolist()),
+        privacy=config.privacy,
+        evaluate_every=config.evaluate_every or every,
+        watched=config.watched,
+        engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
+        config=resolved(config),
+        earlier=prepared.earlier,
+    )
+
+
+class Bench:
+    """Builds many experiments of one population; what those of one split have in common is made once.
+
+    `folder` keeps what is released of the data under privacy, for all of them.
+    """
+
+    def __init__(self, population: Population, folder: Path | None = None) -> None:
+        self.population, self.folder = population, folder  # as loaded
+        self.made: dict[str, Prepared] = {}
+
+    def prepared(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Prepared:
+        """The rows for a configuration; `privacy`: that of the runs beside it, if it has none itself."""
+        privacy = privacy or config.privacy
+        key = split_key(config, privacy)
+        if key not in self.made:
+            room = SHARED // max(sum(c.nbytes for c in self.population.columns.values()), 1)
+            while len(self.made) >= max(room, 1):  # the oldest goes: seeds come in turn
+                del self.made[next(iter(self.made))]
+            name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+            kept = privacy or "pieces" in self.population.columns  # what is released, or a vocabulary
+            store = self.folder / "statistics" / f"{name}.json" if self.folder and kept else None
+            self.made[key] = prepare(config, self.population, store, privacy)
+        return self.made[key]
+
+    def build(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Experiment:
+        return build(config, prepared=self.prepared(config, privacy))
+
+
+def _scored(task: BaseTask, config: ExperimentConfig, about: About) -> tuple[BaseTask, str]:
+    """The task with the metrics that the experiment names, and the one that choices go by."""
+    asked = config.metric or about.get("metric") or task.metrics[0]
+    named = dict.fromkeys([asked, *(config.metrics or [])])
+    own = {}
+    for name in named:
+        if name not in task.metrics:
+            if not METRICS.knows(name):
+                raise unknown("metric", name, [*task.metrics, *METRICS.origins()], "the experiment")
+            own[name] = METRICS.find(name, "the experiment's metric")
+    task = task.with_metrics(tuple(own.values()), float(about.get("centre", 0.0)))
+    return task, own[asked].name if asked in own else asked
+
+
+def _attackers(config: ExperimentConfig, prepared: Prepared) -> Any:
+    """The clients that attack; nobody if there is no attack."""
+    if config.attack is None:
+        return np.zeros(0, np.int64)
+    return attackers(prepared.population, prepared.split.train.clients, config.attack, config.seed)
+
+
+def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:
+    """What acts on messages besides privacy. Clipping comes last: it scales a compressed message, and bounds it."""
+    clip = (Clip(config.clip),) if config.clip else ()
+    if config.top_k is None and config.quantize is None:
+        return clip
+    return (Compress(config.top_k, config.quantize), *clip)
+
+
+def resolved(config: ExperimentConfig) -> dict[str, Any]:
+    """The configuration with its defaults written out, as it lies in config.toml."""
+    return config.model_dump(exclude_none=True, mode="json", by_alias=True)
+
+
+def to_toml(config: ExperimentConfig) -> str:
+    return tomli_w.dumps(resolved(config))

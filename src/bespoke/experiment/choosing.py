@@ -1,0 +1,173 @@
+"""Choosing a personal model, on validation scores and on nothing else.
+
+Scores of query rows are another type: they can be read at a choice already made, but nothing can be chosen on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespoke.method import knob
+from bespoke.models.task import finished, sums_of
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+# all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
+Who = Literal["global", "client", "support", "last"]
+PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at least
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Sums of scores: metric -> (clients, candidates)."""
+
+    clients: Ints
+    sums: dict[str, NDArray[np.floating[Any]]]  # as precise as they were made; what follows is in double precision
+
+    def values(self, metric: str) -> Floats:
+        """The metric of every client and candidate; NaN for a client without rows."""
+        return self._finished(metric, lambda table: table)
+
+    def at(self, choice: Chosen, metric: str) -> Floats:
+        """Each client's value under the candidate chosen for it."""
+        clients, chosen = np.arange(len(self.clients)), choice.of(self.clients)
+        return self._finished(metric, lambda table: table[clients, chosen])
+
+    def _finished(self, metric: str, of: Callable[[NDArray[Any]], NDArray[Any]]) -> Floats:
+        found = {name: self.sums[name] for name in sums_of(metric) if name in self.sums}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sums = {name: torch.from_numpy(of(table)).double() for name, table in found.items()}
+            return finished(metric, sums).numpy()
+
+
+class ValidationScores(_Scores):
+    """Scores on validation rows: choices are made on these."""
+
+
+class SupportScores(_Scores):
+    """Scores on the rows a client adapts on: by their loss it may choose among models that others have trained."""
+
+
+class QueryScores(_Scores):
+    """Scores on query rows: results, on which nothing is chosen."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """A client takes its personal model only if it has enough examples and gains enough on its own validation rows.
+
+    `margin` is relative: the personal model has to beat the shared one by this part of the shared one's value.
+    """
+
+    min_examples: int = knob(0, "least number of examples a client adapts on", ge=0)
+    margin: float | None = knob(None, "least gain on its validation rows, as a part of the shared model's value", ge=0)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A candidate for everyone, and exceptions for clients that chose for themselves."""
+
+    default: int
+    own: dict[int, int]
+
+    def of(self, clients: Ints) -> Ints:
+        return np.array([self.own.get(int(client), self.default) for client in clients], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class BySize:
+    """A candidate for each part of the clients by how many examples they adapt on."""
+
+    edges: NDArray[Any]  # least examples of the second part, of the third ...
+    picks: tuple[int, ...]
+    common: int
+
+    def choice(self, *parts: tuple[Ints, Ints]) -> Chosen:
+        """That of these clients, who have so many examples."""
+        own: dict[int, int] = {}
+        for clients, sizes in parts:
+            place = np.searchsorted(self.edges, sizes, side="right")
+            own |= {int(client): self.picks[i] for client, i in zip(clients, place)}
+        return Chosen(self.common, own)
+
+
+def choose(
+    scores: ValidationScores | SupportScores,
+    metric: str,
+    lower_is_better: bool,
+    who: Who = "global",
+    allowed: list[int] | None = None,
+) -> Chosen:
+    """The best candidate by the unweighted mean over clients, or by each client's own rows. Ties keep the earlier.
+
+    `allowed` restricts the candidates (indices). A client without validation rows follows the common choice.
+    """
+    allowed_type = SupportScores if who == "support" else ValidationScores
+    if not isinstance(scores, allowed_type):
+        raise TypeError(f"choices are made on {allowed_type.__name__}, not on {type(scores).__name__}: that would leak")
+    values = scores.values(metric)
+    candidates = np.arange(values.shape[1]) if allowed is None else np.array(allowed)
+    if who == "last":
+        return Chosen(int(candidates[-1]), {})
+    worst = np.inf if lower_is_better else -np.inf
+    cost = np.where(np.isnan(values), worst, values) * (1 if lower_is_better else -1)
+    seen: NDArray[np.bool_] = np.asarray(~np.isnan(values).all(axis=1))
+    if not seen.any():
+        return Chosen(int(candidates[0]), {})
+    mean = cost[seen][:, candidates].mean(axis=0)
+    common = int(candidates[int(np.argmin(mean))])
+    if who == "global":
+        return Chosen(common, {})
+    own = candidates[np.argmin(cost[:, candidates], axis=1)]
+    return Chosen(common, {int(c): int(k) for c, k, s in zip(scores.clients, own, seen) if s})
+
+
+def choose_by_size(
+    scores: ValidationScores, sizes: Ints, metric: str, lower_is_better: bool, allowed: list[int] | None = None
+) -> BySize:
+    """The best candidate of each part of the clients, in parts of as many clients by their numbers of examples."""
+    parts = max(min(PARTS, len(sizes) // LEAST), 1)
+    edges = np.unique(np.quantile(sizes, np.arange(1, parts) / parts, method="higher"))
+    common = choose(scores, metric, lower_is_better, allowed=allowed).default
+    picks = []
+    for part in range(len(edges) + 1):
+        inside = np.searchsorted(edges, sizes, side="right") == part
+        some = ValidationScores(scores.clients[inside], {name: each[inside] for name, each in scores.sums.items()})
+        seen = (some.sums["count"] > 0).any()
+        picks.append(choose(some, metric, lower_is_better, allowed=allowed).default if seen else common)
+    return BySize(edges, tuple(picks), common)
+
+
+def accepted(
+    choice: Chosen, rule: Acceptance, scores: ValidationScores | None, examples: Ints, clients: Ints,
+    metric: str, lower_is_better: bool,
+) -> Chosen:  # fmt: skip
+    """The choice after each client's own look: who has too few examples or gains too little keeps the shared model (0).
+
+    With a margin, a client without validation rows of its own has nothing to show and keeps the shared model.
+    """
+    takes = examples >= rule.min_examples
+    if rule.margin is not None:
+        takes &= _gains(choice, rule.margin, scores, clients, metric, lower_is_better)
+    picked = np.where(takes, choice.of(clients), 0)
+    return Chosen(choice.default, {**choice.own, **dict(zip(clients.tolist(), picked.tolist()))})
+
+
+def _gains(
+    choice: Chosen, margin: float, scores: ValidationScores | None, clients: Ints, metric: str, lower_is_better: bool
+) -> NDArray[np.bool_]:
+    if scores is None:
+        return np.zeros(len(clients), dtype=bool)
+    if not isinstance(scores, ValidationScores):
+        raise TypeError(f"models are accepted on ValidationScores, not on {type(scores).__name__}: that would leak")
+    assert np.array_equal(scores.clients, clients)
+    shared, personal = scores.at(Chosen(0, {}), metric), scores.at(choice, metric)
+    gain = (shared - personal) if lower_is_better else (personal - shared)
+    with np.errstate(invalid="ignore"):
+        return gain > margin * np.abs(shared)

@@ -1,0 +1,195 @@
+"""What is to be run: an experiment, the stages it consists of, and what one stage hands on to the next."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke.data.periods import FOREVER, Period
+from bespoke.data.population import Population
+from bespoke.data.splits import Split, Train
+from bespoke.declarations import PerGroup
+from bespoke.errors import UserError
+from bespoke.experiment.choosing import Acceptance
+from bespoke.federation.choice import choose
+from bespoke.federation.cohorts import Sampler, SideBySide
+from bespoke.federation.engine import Choice as EngineChoice
+from bespoke.federation.held import Collusion
+from bespoke.federation.work import ClientWork
+from bespoke.imported import bound_to_this_process, only_here
+from bespoke.messages.robust.attack import Attack
+from bespoke.messages.robust.exchange import Rule
+from bespoke.messages.robust.settings import AttackConfig, RobustConfig
+from bespoke.messages.secure.settings import SecureConfig
+from bespoke.messages.transform import Transform
+from bespoke.method import Method, Setting
+from bespoke.privacy.settings import PrivacyConfig, calibrated
+from bespoke.randomness import mix
+from bespoke.tensors import Params, Tree
+
+Cohorts = Sampler | SideBySide
+PATIENCE = 4  # points of a learning curve that have to be no better than those before: it has converged
+IMPROVEMENT = 1e-3  # the part of the metric that counts as better
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A method and how many rounds it trains; it starts from the parameters of the stage before."""
+
+    method: Method
+    rounds: int  # at most so many, if `auto`
+    accept: Acceptance | None = None  # when a client takes its personal model
+    auto: bool = False  # it ends when validation has stopped improving, or the server's state says that it is settled
+    aggregator: Transform | None = None  # what bounds changes before their mean, in this stage alone
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a result is a function of."""
+
+    label: str
+    population: Population
+    split: Split
+    task: Any
+    stages: tuple[Stage, ...]
+    metric: str
+    seed: int = 0
+    cohort: int = 100
+    sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
+    transforms: tuple[Transform, ...] = ()
+    privacy: PrivacyConfig | None = None  # what else acts on messages, and how much of it may be spent
+    robust: RobustConfig | None = None  # how clients' changes become one, if not by their mean
+    attack: AttackConfig | None = None
+    secure: SecureConfig | None = None  # the server sees sums of masked messages
+    attackers: tuple[int, ...] = ()  # who attacks: neither validated nor tested
+    evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
+    watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
+    engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
+    config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
+    earlier: tuple[Period, ...] = ()  # where rows come and go: before `population` and `split`, which are the last
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.metric in self.task.lower_is_better
+
+    def work(
+        self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None
+    ) -> ClientWork:
+        """What clients do in a stage, and what is made of what they send."""
+        collusion = None
+        if self.attack is not None and self.attack.kind == "little-is-enough":
+            keys = frozenset(self.population.keys[list(self.attackers)].tolist())
+            collusion = Collusion(keys, self.attack.factor)
+        rule = Rule.of(self.robust) if self.robust else None
+        return ClientWork(method, train, transforms, setting, rule, collusion, self.secure)
+
+    def acting(self, place: int) -> tuple[Transform, ...]:
+        """What acts on the messages of a stage: attacks, then the stage's aggregator, then what acts in all stages."""
+        aggregator = self.stages[place].aggregator
+        if aggregator is None:
+            return self.transforms
+        attacks = tuple(transform for transform in self.transforms if isinstance(transform, Attack))
+        return (*attacks, aggregator, *(transform for transform in self.transforms if transform not in attacks))
+
+    def setting(self, place: int, start: Tree | None = None) -> Setting:
+        """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
+        seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
+        groups, given = (start or {}).get("groups"), self.population.group_numbers()
+        if groups is None and given is not None:
+            groups = torch.from_numpy(given)
+        return Setting(seed, len(self.population), len(self.split.train.clients), groups)
+
+    def sampler(self, place: int, secret: int = 0, train: Train | None = None) -> Sampler:
+        """Draws cohorts of all clients; `secret` makes them more than a function of the seed."""
+        seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
+        return Sampler(train or self.split.train, seed, self.cohort, secret=bool(secret), **self.sampling)
+
+    def cohorts(self, place: int, groups: Tensor | None, secret: int = 0, train: Train | None = None) -> Cohorts:
+        """Who comes to the rounds of a stage: a cohort of all clients, one of each group, or everyone."""
+        sampler = self.sampler(place, secret, train)
+        if self.stages[place].method.needs.everyone:
+            return replace(sampler, size=len(sampler.clients), sampling="full")
+        return sampler if groups is None else sampler.by_group(groups.numpy())
+
+    def foreseen(self, place: int) -> Cohorts:
+        """The same before anything is trained: where groups are still to be found, everyone may come to any round."""
+        before = [stage.method for stage in self.stages[:place]]
+        if any(method.needs.everyone and method.handoff.gives == PerGroup() for method in before):
+            sampler = self.sampler(place)
+            return replace(sampler, size=len(sampler.clients), sampling="full")
+        given = type(self.stages[place].method).groups is not Method.groups
+        return self.cohorts(place, self.setting(place).groups if given else None)
+
+    @cached_property
+    def periods(self) -> tuple[Period, ...]:
+        return (*self.earlier, Period(FOREVER, self.population, self.split))
+
+    def period(self, place: int, number: int) -> int:
+        """In which of them a round of a stage falls."""
+        done = sum(stage.rounds for stage in self.stages[:place])
+        return next(i for i, period in enumerate(self.periods) if done + number <= period.until)
+
+
+def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:
+    """How to execute an experiment's clients, by its first stage that trains."""
+    stages = experiment.stages
+    place = next((place for place, s in enumerate(stages) if s.method.trains and s.rounds), len(stages) - 1)
+    work = experiment.work(stages[place].method, experiment.split.train, experiment.acting(place))
+    start = experiment.task.init(0) if params is None else params
+    engine = experiment.engine
+    if bound := bound_to_this_process(experiment.config):
+        if engine.get("workers"):
+            raise UserError(f"engine.workers = {engine['workers']}: {only_here(bound[0])}")
+        engine = {**engine, "workers": 0}
+    methods = tuple(stage.method for stage in stages)
+    return choose(experiment.population, work, start, experiment.cohort, stages=methods, **engine)
+
+
+def stage_key(config: dict[str, Any], place: int) -> str:
+    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment.
+
+    Noise that is calibrated to a budget depends on the stages after it, too.
+    """
+    rest = {k: v for k, v in config.items() if k not in ("label", "metric", "metrics", "stage")}
+    stages = config.get("stage", [])
+    told = [rest, stages[: place + 1]]
+    if config.get("privacy") and calibrated(config["privacy"]):
+        told.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
+    """What the next stage starts from: the model or models, and groups if this stage or one before it found any."""
+    groups = method.groups(server)
+    found = {"groups": groups} if groups is not None else {k: v for k, v in start.items() if k == "groups"}
+    return {"params": method.params(server), **found}
+
+
+def settled(server: Tree) -> bool:
+    """Whether a server's state says that there is nothing left to learn."""
+    return bool(server.get("settled", False))
+
+
+def flat(curve: list[float | None], lower_is_better: bool) -> bool:
+    """Whether the last points of a learning curve are no better than those before them; true if it diverged."""
+    if curve and curve[-1] is None:
+        return True
+    values = [value if lower_is_better else -value for value in curve if value is not None]
+    if len(values) <= PATIENCE:
+        return False
+    before, lately = min(values[:-PATIENCE]), min(values[-PATIENCE:])
+    return lately > before - IMPROVEMENT * abs(before)
+
+
+def restore_empty(template: Tree, loaded: Tree) -> Tree:
+    """Empty dicts do not survive on disk; the initial state tells where they were."""
+    return {
+        name: restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
+        for name, value in template.items()
+    }

@@ -1,0 +1,78 @@
+"""Reads experiment files, and applies `--set key=value` to them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from bespoke.errors import UserError
+from bespoke.experiment.checks import checked
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.imported import trust_named
+
+
+def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
+    """Read an experiment file and apply `--set key=value` to it."""
+    raw = read_experiment(path, overrides)
+    raw.pop("tune", None)  # what `bespoke tune` is to try: a run has nothing to do with it
+    return checked(raw, str(path))
+
+
+def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+    """An experiment file as it is, with `--set key=value` applied; not yet checked. The user names the code in it."""
+    raw: dict[str, Any] = trust_named(overridden(read_toml(path), overrides))
+    return raw
+
+
+def read_recorded(folder: Path) -> ExperimentConfig:
+    """The experiment of a run folder. The folder may be somebody else's, so code that it names needs permission."""
+    path = folder / "config.toml"
+    return checked(read_toml(path), str(path))
+
+
+def overridden(raw: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
+    """The same tables with `--set key=value` applied, in place."""
+    for override in overrides or []:
+        _apply(raw, override)
+    return raw
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, or say why it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"there is no experiment file {path}") from None
+    except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
+        raise UserError(f"{path} cannot be read as a TOML file ({error})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no error of TOML's own
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(
+            f"--set takes key=value, got {override!r}; for example --set cohort.size=50 or --set stage.0.lr=0.1"
+        )
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    node: Any = raw
+    for parent in parents:
+        if isinstance(node, list):
+            try:
+                node = node[int(parent)] if parent.isdigit() else next(s for s in node if s.get("method") == parent)
+            except (IndexError, StopIteration):
+                known = ", ".join(f"{i} ({stage.get('method')})" for i, stage in enumerate(node))
+                raise UserError(f"--set {override}: no stage {parent!r}; there are: {known}") from None
+        else:
+            node = node.setdefault(parent, {})
+        if not isinstance(node, dict | list):
+            raise UserError(f"--set {override}: {parent!r} is a value, not a table")
+    if isinstance(node, list):
+        raise UserError(f"--set {override}: name the stage and the knob, as in stage.0.lr=0.1")
+    node[last] = value

@@ -1,0 +1,68 @@
+"""Names of others' code as they are recorded: "package.module:name", by which every process finds it.
+
+An experiment may name a method, source, ... by a short name that this process has registered, or that an installed
+package offers. What a run folder holds must not depend on either.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bespoke.data.partition import PARTITIONERS
+from bespoke.data.sources.registry import SOURCES
+from bespoke.federation.cohorts import SAMPLERS
+from bespoke.methods import METHODS
+from bespoke.methods.parts.server_optimizer import OPTIMIZERS
+from bespoke.models.own_metric import METRICS
+from bespoke.registry import Registry
+
+# Where an experiment names code: a path of keys, each in the table before it; "*" is every table of a list.
+_PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
+    (("stage", "*", "method"), METHODS),
+    (("data", "source"), SOURCES),
+    (("data", "options", "partition"), PARTITIONERS),
+    (("cohort", "sampling"), SAMPLERS),
+)
+
+
+def recorded(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same experiment with recorded names; a name that nothing has is refused."""
+    for path, registry in _PLACES:
+        raw = _with(raw, path, registry, where)
+    if isinstance(raw.get("metric"), str):
+        raw = {**raw, "metric": _metric(raw["metric"])}
+    if isinstance(raw.get("metrics"), list):
+        raw = {**raw, "metrics": [_metric(name) for name in raw["metrics"]]}
+    stages = raw.get("stage")
+    if isinstance(stages, list):
+        raw = {**raw, "stage": [_optimizer(stage) for stage in stages]}
+    return raw
+
+
+def _with(node: Any, path: tuple[str, ...], registry: Registry[Any], where: str) -> Any:
+    key, *rest = path
+    if key == "*" and isinstance(node, list):
+        return [_with(one, tuple(rest), registry, f"{where} {place}") for place, one in enumerate(node)]
+    if not isinstance(node, dict) or key not in node:
+        return node  # of another form than it has to be: said where it is checked
+    if rest:
+        return {**node, key: _with(node[key], tuple(rest), registry, f"{where}: {key}")}
+    named = node[key]
+    if not isinstance(named, str) or (registry is PARTITIONERS and not registry.knows(named)):
+        return node  # `partition` may be an option of another meaning in a source that is not ours
+    return {**node, key: registry.recorded(named, where)}
+
+
+def _metric(named: Any) -> Any:
+    """A metric that the task has, by its own name; one of others as it is recorded."""
+    return METRICS.recorded(named, "metric") if isinstance(named, str) and METRICS.knows(named) else named
+
+
+def _optimizer(stage: Any) -> Any:
+    """A stage with the name of its server optimizer, which may be the value itself, as it is recorded."""
+    server = stage.get("server") if isinstance(stage, dict) else None
+    table = {"name": server} if isinstance(server, str) else server
+    named = table.get("name") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(named, str) or not OPTIMIZERS.knows(named):
+        return stage
+    return {**stage, "server": {**table, "name": OPTIMIZERS.recorded(named, "server")}}

@@ -1,0 +1,119 @@
+"""Personal models made and scored: each candidate's sums of scores on a client's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespoke.federation.batches import Orders, StackedBatches
+from bespoke.method import Method
+from bespoke.models.task import joined
+from bespoke.tensors import Params, Tree, stack, take
+
+Ints = NDArray[np.int64]
+Scores = dict[str, dict[str, NDArray[np.floating[Any]]]]  # part -> metric sum -> (clients, candidates)
+OUTPUTS = "outputs"  # among the sums of stacked clients: what metrics of others will be shown
+HELD = 64  # clients whose outputs are held at once for these metrics
+ROWS = "rows"  # among the sums of query rows: each row's own part, (rows, candidates), where that is asked for
+
+
+def candidates(method: Method, down: Tree, private: Tree, support: Any, new: bool) -> Iterator[Any]:
+    """A client's candidates; `new`: it never trained."""
+    return method.personalize(down, method.newcomer(down, private, support) if new else private, support)
+
+
+def scores(
+    method: Method, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool, by_row: str = "",
+    stacked: bool = False,
+) -> dict[str, dict[str, Tensor]]:  # fmt: skip
+    """One client's candidates scored on the rows of each part.
+
+    `stacked`: one of many clients at a time, so that metrics of others are left for later, with outputs for them.
+    """
+    task: Any = method.task
+    found: dict[str, list[Params]] = {name: [] for name in parts}
+    for judged in _judged(method, candidates(method, down, private, support, new), parts):
+        for name, rows in parts.items():
+            found[name].append(task.score(judged[name], rows))
+            if by_row and name == "query":
+                found[name][-1][ROWS] = task.row_values(judged[name], rows, by_row)
+            if task.own:
+                found[name][-1] |= {OUTPUTS: judged[name]} if stacked else task.own_sums(judged[name], rows)
+    return {name: stack(values) for name, values in found.items()}
+
+
+def _judged(method: Method, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[dict[str, Any]]:
+    """What scores need of each candidate's outputs; where a row has many, they are held for some rows at a time."""
+    task, kind = method.task, type(method)
+    if kind.predict is Method.predict and kind.outputs is Method.outputs:
+        for model in models:
+            yield {name: task.judged(model, rows) for name, rows in parts.items()}
+        return
+    blocks = {name: task.blocks(rows) for name, rows in parts.items()}
+    if all(len(some) == 1 for some in blocks.values()):
+        yield from method.outputs(models, parts)
+        return
+    held = list(models)  # a method with outputs of its own has candidates that share what is large
+    found: list[dict[str, list[Any]]] = [{name: [] for name in parts} for _ in held]
+    for name, some in blocks.items():
+        for block in some:
+            for judged, outputs in zip(found, method.outputs(iter(held), {name: block})):
+                judged[name].append(task.judge(outputs[name], block))
+    yield from ({name: joined(pieces) for name, pieces in judged.items()} for judged in found)
+
+
+def vectorized_scores(
+    method: Method, shared: Tree, own: Tree, private: Tree, batches: StackedBatches, scored: dict[str, Orders],
+    positions: Ints, new: bool, by_row: str,
+) -> dict[str, dict[str, Tensor]]:  # fmt: skip
+    """The same of many clients, stacked."""
+    examined = {name: part.stacked(positions) for name, part in scored.items()}
+
+    def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
+        rows = {name: stacked.of_client(theirs[name]).rows() for name, stacked in examined.items()}
+        scored = scores(method, {**shared, **own}, private, batches.of_client(mine), rows, new, by_row, stacked=True)
+        return scored, {name: {key: part[key] for key in ("y", "mask")} for name, part in rows.items()}
+
+    others = {name: stacked.mapped() for name, stacked in examined.items()}
+    found: dict[str, dict[str, Tensor]]
+    found, rows = torch.func.vmap(one)(own, private, batches.mapped(), others)
+    for name, sums in found.items():
+        if OUTPUTS in sums:  # any Python may be in these metrics: they see one client and candidate at a time
+            outputs = sums.pop(OUTPUTS)
+            task: Any = method.task
+            sums |= stack([
+                stack([task.own_sums(said, take(rows[name], i)) for said in outputs[i]]) for i in range(len(outputs))
+            ])  # fmt: skip
+    return found
+
+
+def assemble(
+    pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int, scored: dict[str, Orders]
+) -> Scores:
+    """Put the chunks' scores in the order of the clients; clients without support rows stay NaN. Uses `pieces` up.
+
+    With many candidates these tables are the largest thing there is: they are as precise as the scores themselves, and
+    a chunk's scores are gone as soon as they are in their place.
+    """
+    out: Scores = {}
+    pieces.reverse()
+    while pieces:
+        positions, parts = pieces.pop()
+        for part, sums in parts.items():
+            sizes, begins = scored[part].sizes, scored[part].layout.begins
+            for metric, values in sums.items():
+                many, found = int(sizes.sum()) if metric == ROWS else clients, values.cpu().numpy()
+                table = out.setdefault(part, {}).get(metric)
+                if table is None:
+                    table = out[part][metric] = np.full((many, values.shape[1]), np.nan, found.dtype)
+                if metric != ROWS:
+                    table[positions] = found
+                    continue
+                for place, rows in zip(positions, found):  # (candidates, rows), padded
+                    table[begins[place] : begins[place] + sizes[place]] = rows[:, : sizes[place]].T
+    return out

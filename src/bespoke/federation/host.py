@@ -1,0 +1,396 @@
+"""A host runs client work: it owns some clients' data and private state and hands back sums, never single updates.
+
+The same host runs in this process, in a worker process, or (later) in a Ray actor or a Flower ClientApp: `train` and
+`examine` take and give plain values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bespoke.data.population import Population
+from bespoke.data.splits import Query, Rows, Support, Train, Validation
+from bespoke.declarations import stacks
+from bespoke.devices import CPU, has_double, home, onto, working_on
+from bespoke.errors import UserError
+from bespoke.federation.batches import WHOLE, Layout, Orders, SlicedBatches, StackedBatches, columns_of, work_of
+from bespoke.federation.chunks import Chunks
+from bespoke.federation.examine import HELD, Scores, assemble, candidates, scores, vectorized_scores
+from bespoke.federation.held import Held
+from bespoke.federation.local_layers import SUFFIX, LocalLayers
+from bespoke.federation.partial import Partial, collect
+from bespoke.federation.private_state import PrivateTable
+from bespoke.federation.work import ClientWork, Mode
+from bespoke.messages.transform import Outgoing, State
+from bespoke.models.fast import kernels
+from bespoke.tensors import Params, Tree, leaves, nbytes, stack, take, zeros_like
+
+Ints = NDArray[np.int64]
+AnyRows = TypeVar("AnyRows", bound=Rows)
+
+
+
+@dataclass(frozen=True)
+class CohortPlan:
+    """A cohort's layout and how it is executed; a cohort that comes again, as silos do, is planned once."""
+
+    layout: Layout
+    chunks: list[Ints]
+    steps: int
+    examples: int
+
+
+class Host:
+    """Runs clients of one population in this process."""
+
+    def __init__(self, population: Population, mode: Mode) -> None:
+        self.population, self.mode = population, mode
+        self.device = torch.device(mode.device)
+        self.private = PrivateTable({})
+        self.layers: LocalLayers | None = None  # of clients' own, where the model has some; a stage hands them on
+        self.members: Any = None  # of secure sums: their identities last as long as the host
+        self.unsettled: list[tuple[Ints, Tree]] = []  # private state of a round that may yet be refused
+
+    def open(self, work: ClientWork, params: Params) -> None:
+        """Begin a stage; `params` are what a client's private state starts from."""
+        task = work.method.task
+        task.linear()  # looked up once, now: it makes a network, which vmap does not allow inside it
+        task = task.differentiated(self.mode.gradient, self.mode.precision)
+        self.work = replace(work, method=replace(work.method, task=task))
+        self.train_rows = self._held(work.train)
+        if task.layers and (self.layers is None or self.layers.start.keys() != task.layers.keys()):
+            self.layers = LocalLayers(task.layers)
+        params = self.layers.whole(params) if self.layers else params
+        self.params, self.told = params, State()
+        self.private = PrivateTable(self._initial(params))
+        # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
+        compiled = self.mode.gradient == "fused" and task.has_closed_form
+        self.stacks = compiled and stacks(work.method.client_round) and not task.safe
+        self.plan: CohortPlan | None = None
+        self.held: Held | None = None
+
+    def _initial(self, params: Params) -> Tree:
+        """What a client holds before its first round: the method's state, and what transforms remember beside it."""
+        private = self.work.method.init_private(params)
+        if not self.work.remembers:
+            return private
+        memory: Tree = {}
+        for transform in self.work.transforms:
+            memory |= transform.memory(self.template())
+        return {"method": private, "memory": memory}
+
+    def template(self) -> Tree:
+        """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
+        method, client = self.work.method, self.train_rows.clients[:1]
+        server = method.init_server(self.params, self.work.before(self.population))
+        shared = method.broadcast(server) if method.groups(server) is None else take(method.broadcast(server), 0)
+        down = {**shared, **method.unicast(server, int(client[0]))}
+        orders = Orders.draw(self.train_rows, client, method.batching(), 0, self.device)
+        private = method.init_private(self.params)
+        layers = self.layers.start if self.layers else {}
+        with working_on(self.device):
+            batches = self._batches(orders, 0)
+            _, up, _ = self._client_round(self._put(down), self._put(private), batches, self._put(layers))
+        return zeros_like(home(up))
+
+    def _batches(self, orders: Orders, position: int) -> SlicedBatches:
+        """One client's batches."""
+        sliced = orders.sliced(position)
+        return replace(sliced, draws=True) if self.work.method.task.draws else sliced
+
+    def _stacked(self, orders: Orders, positions: Ints) -> StackedBatches:
+        """Several clients' batches."""
+        stacked = orders.stacked(positions)
+        return replace(stacked, draws=True) if self.work.method.task.draws else stacked
+
+    def move(self, population: Population, train: Train) -> None:
+        """From now on the same clients have these rows; what they hold besides is theirs and stays."""
+        self.population = population
+        self.train_rows, self.plan = self._held(train), None
+
+    def tell(self, state: State) -> None:
+        """What the server tells all clients of its transforms."""
+        self.told = state
+
+    def _use_threads(self) -> None:
+        # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
+        # to be worth the spinning of its pool, which on a busy machine costs more than it gains
+        fused = self.mode.gradient == "fused"
+        torch.set_num_threads(1 if fused else self.mode.threads)
+        kernels.use_threads(self.mode.threads)
+
+    def _put(self, tree: Tree) -> Tree:
+        return onto(tree, self.device)
+
+    def _held(self, rows: AnyRows) -> AnyRows:
+        """The same part of the rows this host holds: what a split says is who and which, the data are the host's."""
+        return rows if rows.population is self.population else replace(rows, population=self.population)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+    def train(
+        self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None,
+        rows: Ints | None = None, number: int = 0,
+    ) -> Partial:  # fmt: skip
+        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's.
+
+        rows: which row of `shared`, and of the sums, is each client's; where clients come in groups. `number`: of the
+        round, from 1, which schedules go by.
+        """
+        self._use_threads()
+        method = self.work.method
+        batching = method.batching()
+        if self.plan is None or not self.plan.layout.serves(self.train_rows, clients, batching):
+            self.plan = self._planned(Layout(self.train_rows, clients, batching, self.device))
+        orders = self.plan.layout.draw(key, number)
+        shared, own = self._put(shared), self._put(own) if own else None
+        if coming is not None:
+            self.population.expect(coming, columns_of(self.population))
+        # noise and norms are computed in float64
+        counter = CPU if self.work.transforms and not has_double(self.device) else self.device
+        result = Partial(steps=self.plan.steps, examples=self.plan.examples)
+        told = batching.steps > 0 and not any(transform.hides for transform in self.work.transforms)
+        taken = np.full(len(clients), batching.steps)
+        for positions in self.plan.chunks:
+            chosen = clients[positions]
+            private, memory = self._parted(self._put(self.private.read(chosen)))
+            with working_on(self.device):
+                common, mine = _sent(shared, own, rows, positions)
+                new, up, layers = self._trained(common, mine, private, orders, positions, chosen)
+            if told and "steps" in new:
+                taken[positions] = new["steps"].cpu().numpy()
+            new, up, memory, layers = (onto(tree, counter) for tree in (new, up, memory, layers))
+            with working_on(counter):
+                sent = Outgoing(up, nbytes(up), self.population.keys[chosen], key, self.told, memory)
+                for transform in self.work.transforms:
+                    sent = transform.client(sent)
+                result.bytes_up += sent.nbytes
+                places = None if rows is None else torch.as_tensor(rows[positions])
+                groups = 0 if rows is None else len(leaves(shared)[0])
+                kept = {"state": self._joined(new, sent.memory), "layers": layers}
+                good, kept = collect(result, self.work, chosen, kept, sent.up, places, groups)
+                if self.work.masks:
+                    self.unsettled.append((good, home(kept)))
+                else:
+                    self._keep(good, kept)
+        result.joined()
+        if told:
+            result.steps, result.examples = work_of(self.plan.layout.sizes, batching, taken)
+        if self.work.masks:
+            self._members().hold(result.each, result.clients)
+            result.each, result.bytes_up = {}, 0
+        elif self.work.holds:
+            self.held = self._hold(result, clients, rows, len(leaves(shared)[0]) if rows is not None else 1)
+        return result
+
+    def _hold(self, result: Partial, clients: Ints, rows: Ints | None, many: int) -> Held | None:
+        """Keep what was to be sent; the server is told who has something to send."""
+        up, result.each = result.each, {}
+        if not result.clients:
+            return None
+        if rows is not None:
+            rows = rows[np.argsort(clients)[np.searchsorted(np.sort(clients), result.clients)]]
+        known = self.work.collusion.keys if self.work.collusion else ()
+        bad = [int(key) in known for key in self.population.keys[result.clients]]
+        return Held.of(self.work.method, up, result.clients, rows, many, bad)
+
+    def answer(self, what: str, told: Tree) -> Tree | None:
+        """What the clients whose messages are held say when the server asks."""
+        return self.held.answer(what, told) if self.held else None
+
+    def _members(self) -> Any:
+        from bespoke.federation.masked import Members  # needs cryptography, an extra
+
+        if self.members is None and self.work.secure is not None:
+            self.members = Members(self.work.secure)
+        return self.members
+
+    def secure(self, step: str, told: dict[int, Any]) -> tuple[dict[int, Any], str]:
+        """What clients answer to a step of secure sums, or why one of them refuses."""
+        try:
+            return self._members().answer(step, told), ""
+        except UserError as refusal:
+            return {}, str(refusal)
+
+    def settle(self, used: Ints) -> None:
+        """Keep the private state of the clients whose messages were used; the round of the others did not happen."""
+        for clients, private in self.unsettled:
+            kept = np.isin(clients, used)
+            if kept.any():
+                self._keep(clients[kept], take(private, torch.from_numpy(kept)))
+        self.unsettled = []
+
+    def _keep(self, clients: Ints, kept: Tree) -> None:
+        """Store what clients hold after a round."""
+        self.private.write(clients, kept["state"])
+        if self.layers:
+            self.layers.write(clients, kept["layers"])
+
+    def _parted(self, private: Tree) -> tuple[Tree, Tree]:
+        """A client's state: what the method sees of it, and what its transforms remember."""
+        return (private["method"], private["memory"]) if self.work.remembers else (private, {})
+
+    def _joined(self, private: Tree, memory: Tree) -> Tree:
+        return {"method": private, "memory": memory} if self.work.remembers else private
+
+    def _planned(self, layout: Layout) -> CohortPlan:
+        return CohortPlan(layout, self._chunks().of(layout), *work_of(layout.sizes, layout.batching))
+
+    def _chunks(self) -> Chunks:
+        return Chunks(self.mode, self.work.method.task, self.population.columns["x"])
+
+    def _client_round(
+        self, down: Tree, private: Tree, batches: SlicedBatches | StackedBatches, layers: Params
+    ) -> tuple[Tree, Tree, Params]:
+        """The client's new state, what it sends, and its own layers after the round."""
+        if layers:
+            down = LocalLayers.into(down, layers)
+        new, up = self.work.method.client_round(down, private, batches)
+        undeclared = set(up) ^ set(self.work.method.uplink)
+        if undeclared:
+            raise TypeError(
+                f"{type(self.work.method).__name__} sends {sorted(up)} but declares {sorted(self.work.method.uplink)}"
+            )
+        if layers:
+            up, layers = LocalLayers.out_of(up, layers, self.work.method)
+        return new, up, layers
+
+    def _trained(
+        self, shared: Tree, own: Tree, private: Tree, orders: Orders, positions: Ints, clients: Ints
+    ) -> tuple[Tree, Tree, Tree]:
+        """The new private state, the messages and the own layers of these clients, stacked."""
+        if self.mode.vectorized:
+            return *self._vectorized_round(shared, own, private, self._stacked(orders, positions)), {}
+        rounds = [
+            self._client_round({**shared, **take(own, i)}, take(private, i), self._batches(orders, p),
+                               self._put(self.layers.of(clients[i])) if self.layers else {})
+            for i, p in enumerate(positions)
+        ]  # fmt: skip
+        new, up, layers = (stack(list(side)) for side in zip(*rounds))
+        return new, up, layers
+
+    def _vectorized_round(self, shared: Tree, own: Tree, private: Tree, batches: StackedBatches) -> tuple[Tree, Tree]:
+        if self.stacks:
+            return self._client_round({**shared, **own}, private, batches, {})[:2]
+
+        def one(own: Tree, private: Tree, mine: Any) -> Any:
+            return self._client_round({**shared, **own}, private, batches.of_client(mine), {})[:2]
+
+        trained: tuple[Tree, Tree] = torch.func.vmap(one)(own, private, batches.mapped())
+        return trained
+
+    # -- personal models -----------------------------------------------------------------------------------------------
+    def examine(
+        self,
+        shared: Tree,
+        own: Tree | None,
+        clients: Ints,
+        support: Support,
+        parts: dict[str, Support | Validation | Query],
+        key: int,
+        rows: Ints | None = None,
+        by_row: str = "",
+    ) -> Scores:
+        """Make every client's candidate personal models and score each of them on the rows of `parts`.
+
+        by_row: the metric of which each query row's part is handed back as well.
+        """
+        self._use_threads()
+        batching, device = self.work.method.support_batching(), self.device
+        orders = Orders.draw(self._held(support), clients, batching, key, device)
+        scored = {name: Orders.draw(self._held(part), clients, WHOLE, None, device) for name, part in parts.items()}
+        shared, own = self._put(shared), self._put(own) if own else None
+        pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
+        # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
+        trained = self.private.holds(clients)
+        chunks = self._chunks()
+        alike = [(p, new) for new in (False, True) for p in chunks.of(orders.layout, trained != new)]
+        largest = np.maximum.reduce([part.sizes for part in scored.values()]) if scored else np.zeros_like(clients)
+        groups = [(p, new) for some, new in alike for p in chunks.alike(some, largest)]
+        if self.work.method.task.own:
+            groups = [(p[i : i + HELD], new) for p, new in groups for i in range(0, len(p), HELD)]
+        for positions, new in groups:
+            private, _ = self._parted(self._put(self.private.read(clients[positions])))
+            with working_on(device):
+                common, mine = _sent(shared, own, rows, positions)
+                pieces += self._scored(common, mine, private, orders, scored, positions, clients, new, by_row)
+        return assemble(pieces, len(clients), scored)
+
+    def _scored(
+        self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints,
+        clients: Ints, new: bool, by_row: str,
+    ) -> list[tuple[Ints, dict[str, dict[str, Tensor]]]]:  # fmt: skip
+        method = self.work.method
+        if self.mode.vectorized:
+            batches = self._stacked(orders, positions)
+            found = vectorized_scores(method, shared, own, private, batches, scored, positions, new, by_row)
+            return [(positions, found)]
+        met = (self._met(int(clients[p]), {**shared, **take(own, i)}, orders, p, private, i)
+               for i, p in enumerate(positions))  # fmt: skip
+        one = [
+            scores(method, *of_one, {name: part.sliced(p).rows() for name, part in scored.items()}, new, by_row)
+            for of_one, p in zip(met, positions)
+        ]
+        # one by one, because clients differ in their numbers of rows
+        return [(positions[i : i + 1], stack([each])) for i, each in enumerate(one)]
+
+    def personal(
+        self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int,
+        rows: Ints | None = None,
+    ) -> Params:  # fmt: skip
+        """One client's personal model: the chosen candidate, made anew."""
+        batching, device = self.work.method.support_batching(), self.device
+        orders = Orders.draw(self._held(support), np.array([client]), batching, key, device)
+        private, _ = self._parted(self._put(self.private.read([client])))
+        new = not self.private.holds(np.array([client]))[0]
+        with working_on(device):
+            common, mine = _sent(self._put(shared), self._put(own) if own else None, rows, np.zeros(1, np.int64))
+            met = self._met(client, {**common, **take(mine, 0)}, orders, 0, private, 0)
+            for place, model in enumerate(candidates(self.work.method, *met, new)):
+                if place == candidate:
+                    chosen: Params = home(model)
+                    return chosen
+        raise IndexError(candidate)
+
+    def _met(
+        self, client: int, down: Tree, orders: Orders, position: int, private: Tree, place: int
+    ) -> tuple[Tree, Tree, SlicedBatches]:
+        """What a client makes its personal model of: what it was sent, its private state, and its rows."""
+        support = self._batches(orders, position)
+        if self.layers:
+            layers = self._put(self.layers.of(client))
+            if not self.layers.holds(client) and "params" in down:
+                layers = self.work.method.task.settled(layers, down["params"], support)
+            down = LocalLayers.into(down, layers)
+        return down, take(private, place), support
+
+    # -- private state -------------------------------------------------------------------------------------------------
+    def save_private(self, path: Path, only_dirty: bool = True, run: str = "") -> list[str]:
+        names = self.private.save(path, only_dirty, run)
+        if self.layers:
+            names += self.layers.table.save(path.with_stem(f"{path.stem}{SUFFIX}"), only_dirty, run)
+        return names
+
+    def load_private(self, path: Path, only: set[int] | None = None) -> None:
+        if path.stem.endswith(SUFFIX) and self.layers:
+            self.layers.table.load(path, only)
+        else:
+            self.private.load(path, only)
+
+    def kept_layers(self) -> list[str]:
+        """The files of layers that a stage before this one left."""
+        return [segment.name for segment in self.layers.table.segments] if self.layers else []
+
+
+def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:
+    """What these clients are sent: (the same for all, stacked for each); with groups each is sent its group's row."""
+    mine = take(own, torch.as_tensor(positions)) if own else {}
+    if rows is None:
+        return shared, mine
+    return {}, {**take(shared, torch.as_tensor(rows[positions])), **mine}

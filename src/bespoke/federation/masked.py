@@ -1,0 +1,188 @@
+"""A round under secure sums: hosts' clients and the engine's server exchange the messages of bespoke.messages.secure.
+
+A host holds its clients' messages, as under a robust rule, but gives out masked ones alone. A client that was contacted
+and does not answer in time has sent its keys and shares, and is lost before it sends its numbers. With groups, every
+group is a sum of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bespoke.messages.secure.client import Client
+from bespoke.messages.secure.keys import Identity
+from bespoke.messages.secure.protocol import needed
+from bespoke.messages.secure.refused import Overflow, Refused, TooFew
+from bespoke.messages.secure.server import Server, terms_for
+from bespoke.messages.secure.settings import SecureConfig
+from bespoke.tensors import Params, Tree, flatten, take, unflatten
+
+Ints = NDArray[np.int64]
+Answers = dict[int, bytes]  # by client
+Ask = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, what each client is told) -> what each answers
+HELD = 2**28  # bytes of masked numbers that are asked for at a time
+
+
+class Members:
+    """One host's clients as members of secure sums. Their identities last as long as the host."""
+
+    def __init__(self, secure: SecureConfig) -> None:
+        self.secure = secure
+        self.directory: dict[str, bytes] = {}
+        self.clients: dict[int, Client] = {}
+        self.messages: dict[int, Params] = {}
+
+    def hold(self, up: Tree, clients: list[int]) -> None:
+        """What these clients are about to send, stacked."""
+        self.messages = {client: flatten(take(up, place)) for place, client in enumerate(clients)}
+
+    def answer(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
+        """What clients answer to a step of the protocol."""
+        if step == "enrol":
+            return {client: self._member(client, name).identity.public for client, name in told.items()}
+        if step == "directory":
+            for name, public in told[0].items():
+                if self.directory.setdefault(name, public) != public:
+                    raise Refused(f"client {name!r} has another identity than before")
+            return {}
+        if step == "form":
+            first = next(iter(self.messages.values()), None)
+            return {} if first is None else {0: [(path, list(leaf.shape), leaf.dtype) for path, leaf in first.items()]}
+        if step == "masked":
+            return {client: self._masked(client, message) for client, message in told.items()}
+        return {client: getattr(self.clients[client], step)(message) for client, message in told.items()}
+
+    def _member(self, client: int, name: str) -> Client:
+        if client not in self.clients:
+            limits = self.secure.least, self.secure.threshold
+            self.clients[client] = Client(name, Identity(), self.directory, *limits)
+        return self.clients[client]
+
+    def _masked(self, client: int, message: bytes) -> bytes:
+        leaves = self.messages.pop(client)
+        values = torch.cat([leaf.double().flatten() for leaf in leaves.values()]).numpy()
+        try:
+            return self.clients[client].masked(message, values)
+        except Overflow as error:
+            ends = np.cumsum([leaf.numel() for leaf in leaves.values()])
+            path = list(leaves)[int(np.searchsorted(ends, error.place, side="right"))]
+            raise Refused(f"secure.sums: in a client's {path!r}, {error}") from None
+
+
+@dataclass
+class Summed:
+    """What secure sums gave of a cohort, and what they cost."""
+
+    sums: Tree = field(default_factory=dict)
+    clients: tuple[int, ...] = ()  # whose messages are in the sums
+    refused: list[str] = field(default_factory=list)  # why a cohort, or a group's, was not added up
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass
+class SecureSums:
+    """The engine's side: between hosts and the server of each attempt, it counts the bytes that it carries."""
+
+    secure: SecureConfig
+    keys: NDArray[np.uint64]  # of all clients: what they are called
+    directory: dict[str, bytes] = field(default_factory=dict)
+    rounds: int = 0  # so far: clients answer a number once
+
+    def name(self, client: int) -> str:
+        return f"{int(self.keys[client]):016x}"
+
+    def enough(self, contacted: Ints, reported: Ints, rows: Ints | None) -> tuple[Ints, list[str]]:
+        """Those of `reported` whose cohort is large enough to be added up, and why others' are not.
+
+        rows: the group of each contacted client, where clients come in groups.
+        """
+        kept, refused = [], []
+        for row, there, left in self._cohorts(contacted, reported, rows):
+            wanted = max(needed(self.secure.threshold, len(there)), self.secure.least)
+            if len(left) >= wanted:
+                kept.append(left)
+            else:
+                label = "" if rows is None else f"group {row}: "
+                refused.append(f"{label}{len(left)} of {len(there)} clients answered, {wanted} are needed")
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *kept])), refused
+
+    @staticmethod
+    def _cohorts(contacted: Ints, reported: Ints, rows: Ints | None) -> list[tuple[int, Ints, Ints]]:
+        """(row of the sums, who was contacted, who of them answers), of the whole cohort or of each group."""
+        if rows is None:
+            return [(0, contacted, reported)]
+        groups = ((row, contacted[rows == row]) for row in np.unique(rows).tolist())
+        return [(row, there, there[np.isin(there, reported)]) for row, there in groups]
+
+    def add_up(self, ask: Ask, contacted: Ints, ready: Ints, rows: Ints | None, many: int) -> Summed:
+        """The sums of the clients that are ready to send, with a row for each of `many` groups if there are groups."""
+        self.rounds += 1
+        found = Summed()
+        if not len(ready):
+            return found
+        form = ask("form", {})[0]
+        table: Params = {}
+        for row, there, left in self._cohorts(contacted, ready, rows):
+            if not len(left):
+                continue
+            self._enrol(ask, there)
+            try:
+                values = self._attempt(ask, there, left, form, found)
+            except TooFew as error:
+                found.refused.append(str(error))
+                continue
+            found.clients += tuple(left.tolist())
+            for path, leaf in values.items():
+                if rows is None:
+                    table[path] = leaf
+                else:
+                    table.setdefault(path, leaf.new_zeros((many, *leaf.shape)))[row] = leaf
+        found.sums = unflatten(table)
+        return found
+
+    def _enrol(self, ask: Ask, clients: Ints) -> None:
+        """Introduce clients that come for the first time; between machines, certificates do it."""
+        new = {client: name for client in clients.tolist() if (name := self.name(client)) not in self.directory}
+        if new:
+            met = {new[client]: public for client, public in ask("enrol", new).items()}
+            self.directory |= met
+            ask("directory", {0: met})
+
+    def _attempt(self, ask: Ask, there: Ints, left: Ints, form: list[Any], found: Summed) -> Params:
+        """One run of the protocol; clients of `there` that are not `left` send no numbers."""
+        numbers = sum(int(np.prod(shape)) for _, shape, _ in form)
+        names = [self.name(client) for client in there.tolist()]
+        threshold, least, bits = self.secure.threshold, self.secure.least, self.secure.bits
+        terms = terms_for(self.rounds, names, numbers, threshold=threshold, least=least, bits=bits)
+        server = Server(terms, self.directory)
+
+        def step(name: str, told: dict[int, bytes]) -> list[bytes]:
+            answers = ask(name, told)
+            found.bytes_down += sum(map(len, told.values()))
+            found.bytes_up += sum(map(len, answers.values()))
+            return list(answers.values())
+
+        everyone, staying = there.tolist(), left.tolist()
+        roster = server.roster(step("keys", dict.fromkeys(everyone, server.terms.to_bytes())))
+        boxes = server.inboxes(step("shares", dict.fromkeys(everyone, roster)))
+        inboxes = {client: boxes[member] for member, client in enumerate(everyone)}
+        found.bytes_down += sum(len(inboxes[client]) for client in set(everyone) - set(staying))
+        at_once = max(HELD // max(8 * numbers, 1), 1)
+        for begin in range(0, len(staying), at_once):
+            for message in step("masked", {client: inboxes[client] for client in staying[begin : begin + at_once]}):
+                server.add(message)
+        consents = server.consents(step("consent", dict.fromkeys(staying, server.survivors())))
+        total = torch.from_numpy(server.total(step("reveal", dict.fromkeys(staying, consents))))
+        sizes = [int(np.prod(shape)) for _, shape, _ in form]
+        parts = total.split(sizes) if sizes else ()
+        return {
+            path: part.reshape(shape).to(dtype) if dtype.is_floating_point else part.reshape(shape).round().to(dtype)
+            for (path, shape, dtype), part in zip(form, parts)
+        }

@@ -1,0 +1,54 @@
+"""Clipping: bound the norm of what one client can send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bespoke.messages.transform import Outgoing, Transform
+from bespoke.tensors import T, leaves, scale, without_buffers
+
+
+def norms(tree: Any) -> Tensor:
+    """The Euclidean norm of every client's part of a stacked tree."""
+    squares = [(leaf * leaf).flatten(1).sum(1) if leaf.dim() > 1 else leaf * leaf for leaf in leaves(tree)]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def clipped(tree: T, bound: float) -> T:
+    """Every client's part of a stacked tree, scaled to a norm of at most `bound`."""
+    if not leaves(tree):  # a model of which nothing is shared
+        return tree
+    return scale(tree, (bound / norms(tree).clamp(min=1e-12)).clamp(max=1.0))
+
+
+@dataclass(frozen=True)
+class Clip(Transform):
+    """Scale the named fields, taken together, to a Euclidean norm of at most `bound`."""
+
+    bound: float
+    fields: tuple[str, ...] = ("delta",)
+
+    title = "transform.clip"
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.fields
+
+    def client(self, sent: Outgoing) -> Outgoing:
+        bounded = clipped({name: without_buffers(sent.up[name]) for name in self.fields}, self.bound)
+        # buffers are no parameters: their size says nothing of how far a client pulls, and they are not scaled
+        return replace(sent, up={**sent.up, **{name: _over(sent.up[name], bounded[name]) for name in self.fields}})
+
+
+def _over(whole: T, part: T) -> T:
+    """The tree with what is in `part` taken from there."""
+    if not isinstance(whole, dict):
+        return part
+    rest: Any = part
+    merged: Any = {name: _over(value, rest[name]) if name in rest else value for name, value in whole.items()}
+    found: T = merged
+    return found

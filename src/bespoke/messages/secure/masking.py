@@ -1,0 +1,35 @@
+"""Masks: what a client adds to its numbers, modulo 2^64, so that nobody can read them and their sum is left as it was.
+
+For every pair of clients u < v there is a stream of numbers that both can make: u adds it, v subtracts it, and in the
+sum of both it is gone. Each client also adds a stream of its own (its self mask). Without it, a client that was taken
+for lost and whose pairwise streams were revealed would be readable if its numbers arrived after all.
+"""
+
+from __future__ import annotations
+
+from bespoke.messages.secure.fixed_point import Words
+from bespoke.messages.secure.keys import AgreementKey, derived, stream
+
+
+def pair_key(mine: AgreementKey, me: int, theirs: bytes, them: int, terms: bytes) -> bytes:
+    """The key of the stream of two clients; the same whoever of them asks."""
+    low, high = sorted((me, them))
+    return derived(mine.agree(theirs), terms, b"pairwise mask %d %d" % (low, high))
+
+
+def self_key(seed: bytes, me: int, terms: bytes) -> bytes:
+    return derived(seed, terms, b"self mask %d" % me)
+
+
+def sign(me: int, them: int) -> int:
+    """Whether a client adds or subtracts the stream it has with another one."""
+    return 1 if me < them else -1
+
+
+def add_mask(numbers: Words, key: bytes, sign: int = 1) -> None:
+    """Add a stream to the numbers where they lie, or subtract it."""
+    for part, words in stream(key, len(numbers)):
+        if sign > 0:
+            numbers[part] += words
+        else:
+            numbers[part] -= words

@@ -1,0 +1,21 @@
+"""What the protocol refuses. A refusal is a UserError: it ends a command with a sentence, never with a traceback."""
+
+from __future__ import annotations
+
+from bespoke.errors import UserError
+
+
+class Refused(UserError):
+    """A message, or a request, that a client or the server does not accept; who refused it gives nothing away."""
+
+
+class TooFew(Refused):
+    """Fewer clients are left than the threshold, or than the least number: nothing is added up."""
+
+
+class Overflow(Refused):
+    """A value that is too large for the fixed point."""
+
+    def __init__(self, message: str, place: int, value: float, limit: float) -> None:
+        super().__init__(message)
+        self.place, self.value, self.limit = place, value, limit  # place: of the value in the vector

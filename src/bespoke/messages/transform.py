@@ -1,0 +1,72 @@
+"""What acts on messages between client and server: clipping, noise, compression.
+
+A transform has a client half, on what leaves a client, and a server half, on the sums. Hosts apply the client half to
+some clients at a time, stacked along a first dimension, after the method has made their messages: each client's part is
+its own, whatever is stacked with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bespoke.declarations import Reveal
+from bespoke.errors import UserError
+from bespoke.method import Cohort, Method
+from bespoke.tensors import Tree
+
+State = dict[str, float]  # what a transform keeps on the server from round to round, and tells all clients
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What some clients are about to send, stacked, a client each along the first dimension of every leaf."""
+
+    up: Tree
+    nbytes: int  # on the wire, all of them together
+    clients: NDArray[np.uint64]  # their keys, and
+    key: int  # the round's: what keyed draws are made of
+    told: State = field(default_factory=dict)
+    memory: Tree = field(default_factory=dict)  # what stays on each client for its next message, stacked too
+
+
+class Transform:
+    """Does nothing; what a transform does it puts in place of these."""
+
+    covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
+    remembers = False  # True: clients keep something of it, as private as the method's own state
+    hides = False  # True: what leaves clients is noisy, and nothing else may tell of their rows
+    needs: tuple[str, ...] = ()  # fields that a method has to send
+    reveals: dict[str, Reveal] = {}  # fields that it adds to a message, for the ledger
+    title = "this transform"  # its key in an experiment
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that sends nothing for this to act on."""
+        missing = [name for name in self.needs if name not in method.uplink]
+        if missing:
+            raise UserError(
+                f"{self.title} acts on what clients send as {missing[0]}, and {method.card.name} sends "
+                f"{', '.join(method.uplink)} instead; leave one of the two out"
+            )
+
+    def memory(self, up: Tree) -> Tree:
+        """What a client remembers before its first message, which looks like `up`."""
+        return {}
+
+    def start(self) -> State:
+        """The server's state before the first round."""
+        return {}
+
+    def client(self, sent: Outgoing) -> Outgoing:
+        return sent
+
+    def observe(self, cohort: Cohort, state: State) -> dict[str, Any]:
+        """For the round's log, of the sums as they arrived and the state that the round was made with."""
+        return {}
+
+    def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
+        """The sums as the method's server is to see them, and the state of the next round."""
+        return cohort, state

@@ -1,0 +1,1 @@
+"""Any nn.Module as a model: `bespoke.model` describes it, the task of it is what methods see."""

@@ -1,0 +1,407 @@
+"""The run folder: what a run is, on disk. Everything is written so that a kill at any instant loses nothing.
+
+config.toml      the resolved experiment          rounds.jsonl   one line a round: cohort, cost, validation metrics
+engine.json      how clients are executed         ledger.jsonl   one line a round: bytes, steps, what was revealed
+clients.parquet  one row a test client            result.json    written last: totals; without it a run is unfinished
+checkpoints/     server state and counters        private/       segments of private state
+timing.jsonl     wall time: not a result
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from bespoke.digests import (
+    SEAL,
+    Damaged,
+    broken_line,
+    check_finished,
+    check_seal,
+    digest,
+    digests,
+    file_digest,
+    new,
+    parsed_json,
+    results,
+    sealed,
+)
+from bespoke.errors import UserError
+from bespoke.federation.segments import read_segment
+from bespoke.records import RESULT_FORMAT, RunRecord
+from bespoke.storage import open_arrays, settle, write_arrays, write_text
+from bespoke.tensors import Tree, flatten, unflatten
+
+CHECKPOINT = 2  # the format of checkpoints; 1 had a digest of the server's state only
+LOGS = ("rounds.jsonl", "ledger.jsonl")
+ATTEMPTS = "attempts.jsonl"  # what was spent of the privacy budget: grows, and is never gone back on
+SETTLED = ("engine.json", "privacy.json")  # written when a run begins; checkpoints hold a copy
+Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines), and the digest of so much of it
+
+
+class Refused(UserError):
+    """A problem for which an earlier checkpoint is no remedy."""
+
+
+@dataclass
+class Checkpoint:
+    """Where a run stands: so many rounds of a stage are done."""
+
+    stage: int
+    round: int
+    server: Tree
+    logs: dict[str, Mark]  # the log files at this point
+    segments: list[str]  # files of private state, in the order written
+    about: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)  # what the files of SETTLED say
+    passed_over: tuple[str, ...] = ()  # what is wrong with the checkpoints after this one
+    verified: bool = True  # false: of a version that kept no digests of logs and private state
+
+
+class RunFolder:
+    """Reads and writes one run. `run` is its identity, which keeps files of other runs out."""
+
+    def __init__(self, path: Path, run: str | None = None) -> None:
+        self.path, self._run = path, run
+        self._logs: dict[str, Any] = {}  # open files: to open one for every line takes longer than a small round
+        self._hashed: dict[str, tuple[Any, int]] = {}  # by log: the digest so far, and of how many bytes it is
+        self._spent = AttemptLines(path / ATTEMPTS)
+        self._named: dict[Path, list[str]] = {}  # by checkpoint: the segments it stands on
+
+    @property
+    def run(self) -> str:
+        if self._run is None:
+            self._run = file_digest(self.path / "config.toml")
+        return self._run
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """A new folder, or one in which this very experiment was begun."""
+        folder = cls(path)
+        begun = path / "config.toml"
+        if begun.is_file() and begun.read_bytes() != config.encode():
+            raise UserError(f"{begun} holds another experiment than this one, or was changed; choose another folder")
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_text(path / "config.toml", config)
+            for log in LOGS:
+                (path / log).touch()
+        except PermissionError as error:
+            raise UserError(
+                f"no permission to write to {path} ({error.strerror}); choose another place with --out"
+            ) from None
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"{path} cannot be made a folder: a file of that name is in the way") from None
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is not a run folder: it has no config.toml")
+        return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time writes to a run."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
+        try:
+            # by a process that was killed; safetensors writes under a temporary name of its own first
+            for half_written in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:
+                half_written.unlink(missing_ok=True)
+            yield
+        finally:
+            lock.release()
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+    def append(self, log: str, entry: dict[str, Any]) -> None:
+        if log not in self._logs:
+            self._logs[log] = open(self.path / log, "ab", buffering=0)  # noqa: SIM115  (lives as long as the folder)
+        line = f"{json.dumps(entry)}\n".encode()
+        while line:  # at once, so that nothing is lost with the process; a full disk may take a part of it
+            line = line[self._logs[log].write(line) :]
+
+    def read_log(self, log: str) -> list[dict[str, Any]]:
+        path = self.path / log
+        if not path.exists():
+            return []
+        text = path.read_bytes()
+        try:
+            return [json.loads(line) for line in text.splitlines() if line]
+        except ValueError as error:
+            raise Damaged(f"{path}, {broken_line(text)}, is damaged ({error}); {self._begin_again()}") from None
+
+    def marks(self) -> dict[str, Mark]:
+        """How far the logs are now; only what was added since the last time is read."""
+        found: dict[str, Mark] = {ATTEMPTS: self._spent.mark()} if self._spent.path.exists() else {}
+        for log in LOGS:
+            if (self.path / log).exists():
+                made, length = self._hashed.get(log) or (new(), 0)
+                with open(self.path / log, "r+b") as file:
+                    file.seek(length)
+                    added = file.read()
+                    os.fsync(file.fileno())  # what a checkpoint says of the logs must be on disk before it
+                made.update(added)
+                self._hashed[log] = made, length + len(added)
+                found[log] = length + len(added), made.hexdigest()
+        return found
+
+    def rewind(self, marks: dict[str, Mark]) -> None:
+        """Forget lines written after the checkpoint: their rounds will be run again."""
+        for log in LOGS:
+            self._hashed.pop(log, None)
+            length, _ = marks.get(log, (0, None))
+            if (self.path / log).exists() and (self.path / log).stat().st_size > length:
+                os.truncate(self.path / log, length)
+
+    def _check_log(self, log: str, mark: Mark) -> None:
+        """Compare the beginning of a log with what a checkpoint says of it."""
+        (length, known), path = mark, self.path / log
+        text = path.read_bytes()[:length] if path.exists() else b""
+        if len(text) < length:
+            lines = text.count(b"\n")
+            what = f"ends in line {lines + 1}" if path.exists() else "is missing"
+            raise Damaged(f"{path} {what}: it has {len(text):,} bytes of the {length:,} that were written")
+        if known is not None and digest(text) != known:
+            raise Damaged(f"{path}, {broken_line(text)}: damaged, the contents do not match their digest")
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+    def save(self, checkpoint: Checkpoint, keep: int = 2) -> None:
+        """Write a checkpoint, whole or not at all; only the last `keep` and the stage's first stay."""
+        self.write_checkpoint(checkpoint)
+        self.prune(checkpoint.stage, keep)
+
+    def write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, and leave all others as they are."""
+        flat = flatten(checkpoint.server)
+        settled = [self.path / name for name in SETTLED if (self.path / name).exists()]
+        about = {
+            "format": CHECKPOINT, "run": self.run, "stage": checkpoint.stage, "round": checkpoint.round,
+            "logs": checkpoint.logs, "segments": checkpoint.segments, "about": checkpoint.about,
+            "files": {path.name: path.read_text(encoding="utf-8") for path in settled}, "digest": _digest(flat),
+        }  # fmt: skip
+        path = self.checkpoint_path(checkpoint.stage, checkpoint.round)
+        write_arrays(path, flat, {"bespoke": json.dumps(sealed(about))})
+        self._named[path] = list(checkpoint.segments)
+
+    def prune(self, stage: int, keep: int = 2) -> None:
+        """Remove all checkpoints but the last `keep` and the stage's first, and private state that none stands on."""
+        paths = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        kept = {*paths[-keep:], self.checkpoint_path(stage, -1)}
+        for old in paths:
+            if old not in kept:
+                old.unlink()
+        for path in kept - self._named.keys():
+            try:
+                self._named[path] = self.read(path).segments
+            except UserError:  # it will not be gone on with
+                self._named[path] = []
+        stood_on = {name for path in kept for name in self._named[path]}
+        for segment in (self.path / "private").glob("*.safetensors"):
+            if segment.name not in stood_on:
+                segment.unlink()
+
+    def go_back(self, found: Checkpoint) -> None:
+        """Make the folder what it was at a checkpoint: files settled before it, no checkpoint after it."""
+        for name, text in found.files.items():
+            path = self.path / name
+            if not path.exists() or path.read_bytes() != text.encode():
+                write_text(path, text)
+        newest = self.checkpoint_path(found.stage, found.round)
+        for path in (self.path / "checkpoints").glob("*.safetensors"):
+            if path > newest:  # damaged, and passed over
+                path.unlink()
+        self.prune(found.stage)
+
+    def checkpoint_path(self, stage: int, round: int) -> Path:
+        return self.path / "checkpoints" / f"{stage:03d}-{round:07d}.safetensors"
+
+    def read(self, path: Path) -> Checkpoint:
+        """A checkpoint of this run."""
+        return read_checkpoint(path, self.run)
+
+    def beginning(self, stage: int) -> Checkpoint:
+        """What a stage started from."""
+        return self.read(self.checkpoint_path(stage, -1))
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, as is all it stands on. A damaged one is passed over for one before."""
+        problems: list[str] = []
+        for path in sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True):
+            try:
+                found = self.read(path)
+                self._check_spent(found)
+                for log in LOGS:
+                    if log in found.logs:
+                        self._check_log(log, found.logs[log])
+                self._check_stood_on(found)
+                found.passed_over = tuple(dict.fromkeys(problems))
+                return found
+            except Refused:
+                raise
+            except UserError as problem:
+                problems.append(str(problem))
+        if problems:
+            said = "; ".join(dict.fromkeys(problems))
+            raise UserError(f"no checkpoint of {self.path} can be used: {said}; {self._begin_again()}")
+        return None
+
+    def final(self) -> Checkpoint | None:
+        """The checkpoint with which a finished run ended; here no other will do."""
+        result = self._result()
+        ended = result.get("written", {}).get("checkpoint") if result else None
+        if ended is None:
+            return self.latest()
+        found = self.read(self.path / "checkpoints" / ended)
+        self._check_stood_on(found)
+        return found
+
+    def _check_stood_on(self, found: Checkpoint) -> None:
+        for name in found.segments:
+            read_segment(self.path / "private" / name, verify=found.verified, run=self.run)
+        if found.stage and found.round >= 0:
+            self.beginning(found.stage)
+
+    def _check_spent(self, found: Checkpoint) -> None:
+        """Whoever lost count of what was spent of the privacy budget cannot go on, from no checkpoint."""
+        lines, known = found.logs.get(ATTEMPTS, (0, None))
+        if known is not None and AttemptLines(self.path / ATTEMPTS).mark(lines) != (lines, known):
+            raise Refused(
+                f"{self.path / ATTEMPTS} is missing or damaged (lines 1 to {lines}): what was spent of the privacy "
+                f"budget is not known any more. Put the file back, or count this run as spent and {self._begin_again()}"
+            )
+
+    def _begin_again(self) -> str:
+        return f"to begin again, remove the folder {self.path}"
+
+    # -- results -------------------------------------------------------------------------------------------------------
+    def write_result(self, result: RunRecord) -> RunRecord:
+        """Write result.json, with digests of all that it says or stands on; returns what it says."""
+        newest = max((path.name for path in (self.path / "checkpoints").glob("*.safetensors")), default=None)
+        files = digests(self.path, results(self.path))
+        written = {"run": self.run, "checkpoint": newest, "files": files}
+        record = sealed({"format": RESULT_FORMAT, **result, "written": written})
+        text = json.dumps(record, indent=1)
+        write_text(self.path / "result.json", text)
+        return cast(RunRecord, {k: v for k, v in json.loads(text).items() if k not in (SEAL, "written")})
+
+    def reseal(self) -> None:
+        """Write the digests of a finished run anew, after its files were changed on purpose."""
+        result = self._result()
+        if result is not None:
+            self.write_result(cast(RunRecord, {k: v for k, v in result.items() if k not in ("format", "written")}))
+
+    def result(self) -> RunRecord | None:
+        """What result.json says, with all files it stands on as they were; None if the run is unfinished."""
+        result = self._result()
+        if result is not None:
+            check_finished(self.path, result)
+            result.pop("written", None)
+        return result
+
+    def _result(self) -> RunRecord | None:
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        advice = "remove it and resume the run"
+        result = parsed_json(path, advice)
+        if "format" not in result or "label" not in result:
+            raise Damaged(f"{path} is damaged (it is not a result); {advice}")
+        if result.get("format") != RESULT_FORMAT:
+            raise UserError(
+                f"{path} was written by another version (format {result.get('format')!r}, known: {RESULT_FORMAT})"
+            )
+        return cast(RunRecord, check_seal(result, path, advice))
+
+    def write_table(self, name: str, columns: dict[str, Any]) -> None:
+        import pyarrow
+        from pyarrow import parquet
+
+        temporary = self.path / f".{name}.partial"
+        parquet.write_table(pyarrow.table(columns), temporary)
+        settle(temporary, self.path / name)
+
+
+def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
+    """Read and verify one checkpoint file; `run`: whose it has to be."""
+    flat, metadata = open_arrays(path)
+    try:
+        about = json.loads(metadata["bespoke"])
+        version = about["format"]
+    except (KeyError, ValueError, TypeError):
+        raise Damaged(f"{path} is not a checkpoint of bespoke") from None
+    if version not in (1, CHECKPOINT):
+        raise Refused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
+    about = check_seal(about, path, "it cannot be used")
+    try:
+        if _digest(flat) != about["digest"]:
+            raise Damaged(f"{path} is damaged: its contents do not match its digest")
+        marks = {log: (mark, None) if version == 1 else tuple(mark) for log, mark in about["logs"].items()}
+        server = unflatten({name: leaf.clone() for name, leaf in flat.items()})
+        found = Checkpoint(
+            about["stage"], about["round"], server, marks, list(about["segments"]), about["about"],
+            about.get("files", {}), verified=version > 1,
+        )  # fmt: skip
+        named = f"{found.stage:03d}-{found.round:07d}"
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"{path} is damaged ({error!r})") from None
+    if path.stem != named or (version > 1 and run is not None and about["run"] != run):
+        raise Damaged(f"{path} holds the checkpoint {named} of {'this' if about.get('run') == run else 'another'} run")
+    return found
+
+
+class AttemptLines:
+    """The lines of attempts.jsonl: how many there are, and their digest, without reading any of them twice.
+
+    Lines are what counts there, not bytes: the file may hold a line that was cut off by a kill, and it is written anew
+    (as another file, beginning with the same lines) when a stage is adopted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file, self.bytes, self.lines, self.digest = path, 0, 0, 0, new()
+
+    def mark(self, most: float = math.inf) -> Mark:
+        """Up to so many lines."""
+        if not self.path.exists():
+            return 0, None
+        file = self.path.stat().st_ino
+        if file != self.file:
+            self.file, self.bytes, self.lines, self.digest = file, 0, 0, new()
+        with open(self.path, "rb") as opened:
+            opened.seek(self.bytes)
+            added = opened.read()
+        self.bytes += len(added)
+        for line in added.splitlines():
+            if self.lines < most and _is_json(line):
+                self.lines += 1
+                self.digest.update(line + b"\n")
+        return self.lines, self.digest.hexdigest()
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _digest(flat: dict[str, Tensor]) -> str:
+    made = new()
+    for name in sorted(flat):
+        leaf = flat[name].detach().contiguous()
+        made.update(f"{name} {leaf.dtype} {tuple(leaf.shape)}".encode())
+        made.update(leaf.reshape(-1).numpy().tobytes())
+    return str(made.hexdigest())

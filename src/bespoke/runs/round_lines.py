@@ -1,0 +1,73 @@
+"""What the logs say of a round: its line in rounds.jsonl, and its line in ledger.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bespoke.experiment.experiment import Experiment
+from bespoke.federation.cohorts import Draw
+from bespoke.federation.engine import RoundResult
+from bespoke.federation.traffic import Ledger
+from bespoke.messages.robust.outliers import outliers, warning
+from bespoke.messages.transform import Transform
+from bespoke.runs.evaluation import Point
+from bespoke.tensors import Tree
+
+Lines = dict[str, dict[str, Any]]  # what is to be written, by log
+
+
+@dataclass
+class RoundLines:
+    """Makes the lines of an experiment's rounds; a client whose changes are far larger than others' is noted once."""
+
+    experiment: Experiment
+    ledger: Ledger
+    note: Callable[[str], None]
+    warned: set[int] = field(default_factory=set)
+
+    def of(
+        self, place: int, number: int, draw: Draw | None, outcome: RoundResult | None, server: Tree,
+        transforms: Sequence[Transform], seen: Point, change: Point | None, noise: Any, spent: Any,
+    ) -> Lines:  # fmt: skip
+        """seen: points of the learning curve after the round; change: before it, on rows that are new in it;
+        noise and spent: what the privacy account says of it.
+        """
+        method, ids = self.experiment.stages[place].method, self.experiment.population.ids
+        added = {name: kind for transform in transforms for name, kind in transform.reveals.items()}
+        entry = self.ledger.round(place, number, method, draw, outcome, added)
+        if noise is not None:
+            entry["noise"] = noise
+        return {"ledger.jsonl": entry, "rounds.jsonl": {
+            "stage": place, "method": method.card.name, "round": number,
+            "clients": len(outcome.cohort.clients) if outcome else 0,
+            "excluded": [ids[c] for c in outcome.cohort.excluded] if outcome else [],
+            "dropped": len(draw.contacted) - len(draw.reported) if draw else 0,
+            **{name: entry[name] for name in ("bytes_down", "bytes_up", "steps")},
+            "examples": outcome.examples if outcome else 0, "validation": None, **seen,
+            **({"change": change} if change else {}),
+            **({"observed": method.observe(server, outcome.cohort)} if outcome and outcome.cohort.clients else {}),
+            **({"aggregator": outcome.observed} if outcome and outcome.observed else {}),
+            **({"privacy": spent} if spent else {}), **self._watched(outcome),
+        }}  # fmt: skip
+
+    def _watched(self, outcome: RoundResult | None) -> dict[str, Any]:
+        """For the log of a round: what a robust rule did, or, without one, whose change is far larger than others'."""
+        experiment, ids = self.experiment, self.experiment.population.ids
+        if outcome is None:
+            return {}
+        if outcome.secure is not None and (refused := outcome.secure.refused):
+            self.note(f"secure sums: a round was not added up, and the model stays as it was: {'; '.join(refused)}")
+            return {"secure": {"refused": list(refused)}}
+        if outcome.ruled is not None:
+            ruled = outcome.ruled
+            named = {"left_out": [ids[c] for c in ruled.left_out], "cut": [ids[c] for c in ruled.cut]}
+            return {"robust": {**named, **({"bound": ruled.bounds} if ruled.bounds else {})}}
+        found = outliers(outcome.norms)
+        new = [client for client in found if client not in self.warned]
+        self.warned.update(new)
+        for client in new:
+            who = "a client" if experiment.privacy else f"client {ids[client]!r}"
+            self.note(warning(who, outcome.norms, client))
+        return {"outliers": [ids[c] for c in found]} if found and not experiment.privacy else {}

@@ -1,0 +1,154 @@
+"""What a run tells its callbacks, and which of them end its stages."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from bespoke.callbacks.callback import (
+    Callback,
+    CheckpointTold,
+    Curve,
+    EndTold,
+    EvaluationTold,
+    RoundTold,
+    Told,
+    decides,
+)
+from bespoke.errors import UserError
+from bespoke.experiment.callbacks import check_foreseen, made, name_of
+from bespoke.experiment.experiment import Experiment
+from bespoke.records import RunRecord
+from bespoke.runs.events import Interrupted, Pruned
+from bespoke.runs.folder import RunFolder
+from bespoke.statistics.parts import without_names
+
+
+def tell(callbacks: Sequence[Callback], moment: str, told: Told) -> None:
+    """Tell every callback; what one of them raises ends the run, with its name and place."""
+    for callback in callbacks:
+        try:
+            getattr(callback, moment)(told)
+        except (UserError, Interrupted, Pruned):
+            raise
+        except Exception as error:
+            raise failed(callback, moment, f"{told.run}, round {told.round} of stage {told.stage}", error) from error
+
+
+def failed(callback: Callback, moment: str, where: str, error: Exception) -> UserError:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return UserError(
+        f"the callback {type(callback).__name__} failed in {moment} ({where}): {type(error).__name__}: {error} "
+        f"({last.filename}, line {last.lineno}); correct it, or leave it out, and resume the run"
+    )
+
+
+class Teller:
+    """Tells the callbacks of a run what its log of rounds says, and asks those that decide.
+
+    A decision is a function of the stage's curve, which is read from the log: so a run that was killed and resumed
+    ends its stages where it would have ended them.
+    """
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, name: str = "", callbacks: Sequence[Callback] | None = None
+    ) -> None:
+        """`callbacks`: who is told; None: those of the experiment, which alone decide."""
+        self.experiment, self.folder, self.name = experiment, folder, name or folder.path.name
+        own = made(experiment.config.get("callbacks", {}), "callbacks")
+        self.callbacks = own if callbacks is None else callbacks
+        deciding = {name_of(each): each for each in (*self.callbacks, *own) if decides(type(each))}
+        self.deciding = deciding
+        if deciding:
+            check_foreseen(experiment, list(deciding))
+        self.stage, self.before = 0, 0  # the rounds of the stages before
+        self.points: list[tuple[int, float | None]] = []
+
+    def enter(self, stage: int) -> None:
+        """Come to a stage: to its beginning, or to where its log ends."""
+        lines = self.folder.read_log("rounds.jsonl")
+        self.stage, self.before = stage, sum(line["round"] > 0 for line in lines if line["stage"] < stage)
+        self.points = self._points(lines, stage)
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Tell of a line of the log."""
+        number, validation = line["round"], line.get("validation")
+        self.points += self._points([line], self.stage)
+        if not self.callbacks:
+            return
+        place = self._place(number)
+        if number:
+            spent = line.get("privacy") or {}
+            counts = {n: line[n] for n in ("clients", "dropped", "examples", "steps", "bytes_down", "bytes_up")}
+            numbers = {k: float(v) for k, v in (line.get("observed") or {}).items() if isinstance(v, int | float)}
+            epsilon = {view: value for view, value in spent.items() if view not in ("delta", "bound")}
+            tell(self.callbacks, "on_round", RoundTold(**place, **counts, epsilon=epsilon, observed=numbers))
+        if validation:
+            tell(self.callbacks, "on_evaluation", EvaluationTold(**place, validation=validation, curve=self.curve))
+
+    def saved(self, number: int) -> None:
+        """Tell of the checkpoint after a round."""
+        if self.callbacks:
+            path = self.folder.checkpoint_path(self.stage, number)
+            tell(self.callbacks, "on_checkpoint", CheckpointTold(**self._place(number), path=path))
+
+    def ended(self, result: RunRecord, scores: dict[str, float | None]) -> None:
+        """Tell of the end."""
+        if self.callbacks:
+            last = max((line["round"] for line in self.folder.read_log("rounds.jsonl")
+                        if line["stage"] == self.stage), default=0)  # fmt: skip
+            stopped = tuple(result.get("stopped") or ())
+            plain = without_names(result) if "excluded" in result else dict(result)
+            tell(self.callbacks, "on_end", EndTold(**self._place(last), result=plain, scores=scores, stopped=stopped))
+
+    # -- who decides ---------------------------------------------------------------------------------------------------
+    @property
+    def curve(self) -> Curve:
+        return self._curve(self.points)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a callback ends the stage here."""
+        return bool(self._why(self.curve))
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """The stages that callbacks ended, after which round, and why."""
+        if not self.deciding:
+            return []
+        lines, found = self.folder.read_log("rounds.jsonl"), []
+        for place, stage in enumerate(self.experiment.stages):
+            why = self._why(self._curve(self._points(lines, place)))
+            last = max((line["round"] for line in lines if line["stage"] == place), default=0)
+            if why and last < stage.rounds:
+                method = stage.method.card.name
+                found.append({"stage": place, "method": method, "round": last, "of": stage.rounds, **why})
+        return found
+
+    def _why(self, curve: Curve) -> dict[str, str]:
+        for name, callback in self.deciding.items() if curve.rounds else ():
+            try:
+                reason = callback.ends(curve)
+            except Exception as error:
+                raise failed(callback, "ends", self.name, error) from error
+            if reason:
+                return {"by": name, "why": str(reason)}
+        return {}
+
+    def _points(self, lines: Sequence[dict[str, Any]], stage: int) -> list[tuple[int, float | None]]:
+        metric = self.experiment.metric
+        return [(s["round"], s["validation"][metric]) for s in lines if s["stage"] == stage and s.get("validation")]
+
+    def _curve(self, points: Sequence[tuple[int, float | None]]) -> Curve:
+        rounds, values = tuple(number for number, _ in points), tuple(value for _, value in points)
+        return Curve(self.experiment.metric, self.experiment.lower_is_better, rounds, values)
+
+    def _place(self, number: int) -> dict[str, Any]:
+        experiment = self.experiment
+        return {
+            "run": self.name, "folder": self.folder.path, "label": experiment.label, "seed": experiment.seed,
+            "config": experiment.config, "metric": experiment.metric, "lower_is_better": experiment.lower_is_better,
+            "stage": self.stage, "method": experiment.stages[self.stage].method.card.name, "round": number,
+            "step": self.before + number,
+        }  # fmt: skip
+

@@ -1,0 +1,344 @@
+"""The only training loop there is: stages of rounds with checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bespoke.callbacks.callback import Callback
+from bespoke.data.splits import Train
+from bespoke.experiment.experiment import (
+    Cohorts,
+    Experiment,
+    Stage,
+    flat,
+    handed_on,
+    restore_empty,
+    settled,
+    stage_key,
+)
+from bespoke.federation.cohorts import Draw
+from bespoke.federation.engine import Choice as EngineChoice
+from bespoke.federation.engine import Engine, RoundResult, broadcast_bytes
+from bespoke.federation.traffic import Ledger
+from bespoke.messages.transform import State
+from bespoke.method import Method
+from bespoke.privacy.account import Account
+from bespoke.randomness import mix
+from bespoke.records import RunRecord
+from bespoke.runs.beginning import account_of, check_fits, execution, keep_release
+from bespoke.runs.evaluation import Point, Scoring
+from bespoke.runs.events import Interrupted, Progress, Silent
+from bespoke.runs.folder import LOGS, Checkpoint, RunFolder
+from bespoke.runs.results import Results
+from bespoke.runs.round_lines import Lines, RoundLines
+from bespoke.runs.shared_stages import look_up, share
+from bespoke.runs.told import Teller
+from bespoke.tensors import Params, Tree
+
+
+@dataclass
+class Run:
+    """An experiment being run in a folder."""
+
+    experiment: Experiment
+    folder: RunFolder
+    progress: Progress = field(default_factory=Silent)
+    cache: Path | None = None  # trained stages that several runs share
+    title: str = ""  # what the progress bar calls this run
+    begin_with: Params | None = None  # parameters in place of the task's own start
+    select_only: bool = False  # for tuning: score validation rows, never look at query rows
+    how: EngineChoice | None = None  # how to execute, if already known
+    stop: Callable[[], bool] = lambda: False
+    checkpoint_seconds: float = 5.0
+    after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process, studies look closer
+    after_point: Callable[[int, float], None] | None = None  # a point of the learning curve: may raise Pruned
+    callbacks: Sequence[Callback] | None = None  # who is told; None: those of the experiment, which alone end stages
+    name: str = ""  # what callbacks call this run
+
+    def __post_init__(self) -> None:
+        (self.folder.path / "private").mkdir(exist_ok=True)
+        self.ledger = Ledger(self.experiment.robust, self.experiment.secure)
+        self.lines = RoundLines(self.experiment, self.ledger, self.progress.note)
+        self.segments: list[str] = []
+        self.excluded: Counter[str] = Counter()
+        self.state: State = {}  # of the transforms, on the server: for the next round, and
+        self.used: State = {}  # in the last one
+        self.account: Account | None = None
+        self.now = self.experiment.periods[0]  # the rows there are
+        self.curve: list[float | None] = []  # the stage's points of the validation metric
+
+    # -- the whole -----------------------------------------------------------------------------------------------------
+    def run(self) -> RunRecord:
+        """Train all stages from where the folder stands, then make and score the personal models."""
+        done = self.folder.result()
+        if done is not None:
+            return done
+        experiment = self.experiment
+        self.teller = Teller(experiment, self.folder, self.name, self.callbacks)
+        keep_release(experiment.population, self.folder.path)
+        found = self.folder.latest()
+        if found:
+            self._go_on(found)
+        params = self.begin_with or experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)
+        if found:
+            check_fits(self.folder, params, found.stage)
+        start: Tree = {"params": params}
+        self.account = account_of(experiment, self.folder.path, self.progress.note)
+        how = execution(experiment, params, self.folder.path, self.how, self.progress.note)
+        with Engine(self.now.population, how) as engine:
+            self.engine = engine  # studies look at clients' private state after a round
+            self.scoring = Scoring(experiment, engine, self.progress, self.stop)
+            server: Tree = {}
+            for place, stage in enumerate(experiment.stages):
+                if found and found.stage > place:
+                    continue
+                if found and found.stage == place and place:
+                    # what the stage began with: of it the private state of clients not yet seen is made
+                    begun = self.folder.beginning(place).server
+                    start = {**begun, "params": restore_empty(params, begun["params"])}
+                server = self._stage(engine, place, stage, start, found if found and found.stage == place else None)
+                start = handed_on(stage.method, server, start)
+                found = None
+            return self._finish(engine, server, start["params"])
+
+    def _go_on(self, found: Checkpoint) -> None:
+        """Say from where, if that is not simply where the run was stopped."""
+        for problem in found.passed_over:
+            self.progress.note(f"{problem}; going on from round {max(found.round, 0)} of stage {found.stage + 1}")
+        if not found.verified:
+            self.progress.note(
+                f"{self.folder.path} was begun by a version that kept no digests of logs and private state: damage to "
+                "them would not be noticed"
+            )
+        self.folder.go_back(found)
+
+    # -- one stage -----------------------------------------------------------------------------------------------------
+    def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
+        experiment, method, params = self.experiment, stage.method, start["params"]
+        setting = experiment.setting(place, start)
+        engine.open(experiment.work(method, self.now.split.train, experiment.acting(place), setting), params)
+        rounds = stage.rounds
+        server, begin = method.init_server(params, setting), 0
+        if self.account:
+            self.account.resume(place, found.round if found else 0)
+        if self.account and rounds:
+            self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
+            rounds = self.account.rounds(place)
+            engine.open(experiment.work(method, self.now.split.train, self.account.around(place), setting), params)
+        self.state, self.used, self.curve = engine.start(), {}, []
+        if found is None or found.round < 0:
+            # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
+            self.segments = engine.kept_layers()
+            if found is None:
+                if place == 0:
+                    self.folder.rewind({})
+                    floats = int(experiment.population.about.get("statistics_floats", 0))
+                    self.folder.append(
+                        "ledger.jsonl", self.ledger.statistics(floats, len(experiment.split.train.clients))
+                    )
+                self._save(engine, place, -1, start)
+            else:
+                self.folder.rewind(found.logs)
+                self.excluded = Counter(found.about.get("excluded", {}))
+                self.segments = list(found.segments)  # clients' own layers, of the stage before
+                engine.load_private([self.folder.path / "private" / name for name in self.segments])
+            self.teller.enter(place)
+            shared = None
+            # the personal models of a last stage with private state need that state, which stays in its run
+            alone = engine.layered or (engine.stateful and place == len(experiment.stages) - 1)
+            if self.cache and stage.rounds and not alone:
+                path = self.cache / stage_key(experiment.config, place)
+                shared = look_up(path, place, self.account, self.progress.note)
+            if shared is not None:
+                return self._adopt(engine, place, server, *shared)
+        else:
+            begin, self.segments = found.round, list(found.segments)
+            server = restore_empty(server, found.server)
+            self.excluded = Counter(found.about.get("excluded", {}))
+            self.state = found.about.get("state", self.state)
+            self.curve = list(found.about.get("curve", []))
+            self.folder.rewind(found.logs)
+            self.teller.enter(place)
+            self._append(found.about.get("lines", {}))
+            if "lines" in found.about:
+                self.teller.line(found.about["lines"]["rounds.jsonl"])
+            engine.load_private([self.folder.path / "private" / name for name in self.segments])
+        self._enter(engine, place, max(begin, 1))
+        if not stage.rounds:
+            return server
+        self.progress.begin(f"{self.title or experiment.label}: {method.card.name}", rounds, begin)
+        account = self.account
+        samplers = [self._cohorts(place, server, period.split.train) for period in experiment.periods]
+        if begin == 0:
+            self._log(engine, place, method, 0, None, None, server)
+        saved = time.monotonic()
+        coming = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
+        for number in range(begin + 1, rounds + 1):
+            if self._enough(stage, server):
+                break
+            began = time.monotonic()
+            draw, coming = coming, samplers[experiment.period(place, number + 1)].draw(number + 1)
+            change = self.scoring.point(self.now.split, server) if self._enter(engine, place, number) else None
+            outcome = None
+            if account:
+                account.attempt(place, number, "begun")
+            if len(draw.reported) or account:
+                key = int(mix("round", experiment.seed, place, number))
+                self.used = self.state
+                outcome = engine.round(server, draw.reported, key, coming.reported, self.state, number, draw.contacted)
+                if outcome.cohort.clients or (account and account.covers(place)):
+                    seen = account.seen(place, outcome.cohort) if account else outcome.cohort
+                    server, self.state = method.server_round(server, seen), outcome.state
+            last = number == rounds or (stage.auto and settled(server))
+            note = self._log(engine, place, method, number, draw, outcome, server, last, change)
+            self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
+            self.progress.advance(1, note)
+            self.after_round(place, number)
+            begin, stopping = number, self.stop()
+            ended = last or self._enough(stage, server)
+            if stopping or (time.monotonic() - saved > self.checkpoint_seconds and not ended):
+                self._save(engine, place, number, server)
+                self.teller.saved(number)
+                saved = time.monotonic()
+            if stopping:
+                raise Interrupted(f"stopped after round {number} of {rounds}")
+            if ended:
+                break
+        # the last one always and in the same form, so that what a finished run leaves does not depend on the clock
+        self._save(engine, place, begin, server, ended=True)
+        self.teller.saved(begin)
+        self._share(place, begin, server)
+        return server
+
+    def _enough(self, stage: Stage, server: Tree) -> bool:
+        """Whether a stage ends before its last round; a function of what its checkpoint and its log hold."""
+        return (stage.auto and self._converged(server)) or self.teller.stops
+
+    def _converged(self, server: Tree) -> bool:
+        """Whether a stage of as many rounds as it takes has had enough; a function of what its checkpoint holds."""
+        if "settled" in server:  # the method knows better than a curve over some clients
+            return settled(server)
+        return flat(self.curve, self.experiment.lower_is_better)
+
+    def _enter(self, engine: Engine, place: int, number: int) -> bool:
+        """Come to the rows of a round; whether they are others than before."""
+        period = self.experiment.periods[self.experiment.period(place, number)]
+        changes = period is not self.now
+        if changes:
+            self.now = period
+            engine.move(period.split.train)
+        return changes
+
+    def _cohorts(self, place: int, server: Tree, train: Train) -> Cohorts:
+        groups = self.experiment.stages[place].method.groups(server)
+        return self.experiment.cohorts(place, groups, self.account.cohort_key if self.account else 0, train)
+
+    def _save(
+        self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None, ended: bool = False
+    ) -> None:
+        """A checkpoint; `lines`: what the logs will yet say of its last round; `ended`: no round is left."""
+        final = ended and place == len(self.experiment.stages) - 1
+        if number > 0:
+            name, folder = f"{place:03d}-{number:07d}", self.folder
+            self.segments = engine.save_private(folder.path / "private", name, not final, folder.run)
+        about = {
+            "excluded": dict(self.excluded), **({"state": self.state} if self.state else {}),
+            **({"curve": self.curve} if self.curve else {}),
+            **({"lines": lines} if lines else {}),
+        }  # fmt: skip
+        made = Checkpoint(place, number, server, self.folder.marks(), self.segments, about)
+        self.folder.save(made, keep=1 if final else 2)
+
+    def _log(
+        self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
+        server: Tree, last: bool = False, change: Point | None = None,
+    ) -> str:  # fmt: skip
+        """Write the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar.
+
+        change: the scores before the round on rows that are new in it.
+        """
+        experiment, account = self.experiment, self.account
+        every = experiment.evaluate_every
+        seen: Point = {}
+        if number == 0 or last or (every and number % every == 0):
+            seen = self.scoring.point(self.now.split, server)
+        validation = seen.get("validation")
+        point = validation[experiment.metric] if validation else None
+        if validation:
+            self.curve.append(point)
+        spent = account.line(place, number, self.used) if account else None
+        noise = account.noise(place, self.used) if account and outcome else None
+        lines = self.lines.of(place, number, draw, outcome, server, engine.work.transforms, seen, change, noise, spent)
+        self.excluded.update(lines["rounds.jsonl"]["excluded"])
+        if account and account.secret and number:
+            # secret noise cannot be drawn again: the round is on disk before anything of it can be seen
+            self._save(engine, place, number, server, lines)
+            account.attempt(place, number, "done")
+            self.teller.saved(number)
+        self._append(lines)
+        self.teller.line(lines["rounds.jsonl"])
+        if self.after_point and number and point is not None:
+            self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
+        notes = [f"{experiment.metric} {point:.4g}"] if point is not None else []
+        return " · ".join([*notes, account.note(spent)] if account and spent else notes)
+
+    def _append(self, lines: Lines) -> None:
+        for log, entry in lines.items():
+            self.folder.append(log, entry)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+    def _finish(self, engine: Engine, server: Tree, params: Params) -> RunRecord:
+        """Make and score the personal models; for tuning, score validation rows only."""
+        experiment, scoring = self.experiment, self.scoring
+        privacy, stopped = self.account.statement() if self.account else None, self.teller.stopped()
+        self._enter(engine, len(experiment.stages), 1)  # a stage that was taken over did not come to its last rows
+        if self.select_only:
+            value, candidate, clients, each = scoring.selection(server)
+            self.folder.write_table("selection.parquet", {
+                "client": [experiment.population.ids[c] for c in clients], "value": each})  # fmt: skip
+            record: RunRecord = {
+                "label": experiment.label, "seed": experiment.seed, "validation": value, "candidate": candidate,
+            }  # fmt: skip
+            if stopped:
+                record["stopped"] = stopped
+            if privacy is not None:
+                record["privacy"] = privacy
+            self.teller.ended(record, {})
+            return self.folder.write_result(record)
+        final = scoring.final(server, self.title or experiment.label)
+        method, support = experiment.stages[-1].method, experiment.split.test.support.sizes()
+        sent = broadcast_bytes(method, server)
+        self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, sent, support))
+        results = Results(experiment, self.folder, final)
+        record = results.write(server, params, self.excluded, privacy)
+        if stopped:
+            record["stopped"] = stopped
+        # told first: a callback that fails, or a kill, leaves a run that is unfinished and is told of its end again
+        self.teller.ended(record, results.means())
+        return self.folder.write_result(record)
+
+    def _adopt(self, engine: Engine, place: int, template: Tree, shared: RunFolder, found: Checkpoint) -> Tree:
+        """Take over a stage that another run has trained: its parameters and its lines in the logs."""
+        for log in LOGS:
+            for entry in shared.read_log(log):
+                self.folder.append(log, entry)
+        for line in shared.read_log("rounds.jsonl"):
+            self.teller.line(line)
+        self.excluded = Counter(found.about.get("excluded", {}))
+        self.curve = list(found.about.get("curve", []))
+        if self.account:
+            self.account.adopt(shared.path, place)
+        server = restore_empty(template, found.server)
+        self._save(engine, place, found.round, server, ended=True)
+        return server
+
+    def _share(self, place: int, number: int, server: Tree) -> None:
+        """Put a trained stage where other runs find it."""
+        if self.cache is not None:
+            about = {"excluded": dict(self.excluded), "curve": self.curve}
+            share(self.cache / stage_key(self.experiment.config, place), place, self.folder, self.account,
+                  lambda entry: Checkpoint(place, number, server, entry.marks(), [], about))  # fmt: skip

@@ -1,0 +1,108 @@
+"""What run folders say of one method: numbers that are no comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bespoke.records import RunRecord
+from bespoke.statistics import clients as over
+from bespoke.statistics.clients import OverSeeds
+from bespoke.statistics.folders import FinishedRun, numbered
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def is_personal(table: pd.DataFrame, label: str, metric: str) -> bool:
+    """Whether the tested models differ from the model before personalization."""
+    if f"baseline_{metric}" not in table:
+        return label != "fedavg"
+    rows = table[table["method"] == label]
+    tested, before = rows[f"query_{metric}"].to_numpy(float), rows[f"baseline_{metric}"].to_numpy(float)
+    if not np.isfinite(before).any():
+        return label != "fedavg"
+    both = np.isfinite(tested) & np.isfinite(before)
+    return not np.allclose(tested[both], before[both], rtol=1e-6, atol=0.0)
+
+
+def mean_of(table: pd.DataFrame, label: str, column: str, seeds: Sequence[int]) -> OverSeeds:
+    """The mean over clients of another column of one method; clients without a value (NaN) do not count."""
+    if column not in table:
+        return over.over_seeds([])
+    rows = table[table["method"] == label]
+    return over.mean(np.vstack([_padded(rows, column, seed) for seed in seeds]))
+
+
+def _padded(rows: pd.DataFrame, column: str, seed: int) -> over.Floats:
+    values = rows[column][rows["seed"] == seed].to_numpy(float)
+    return np.pad(values, (0, len(rows) - len(values)), constant_values=np.nan)
+
+
+def revealed(runs: Sequence[FinishedRun]) -> dict[str, str]:
+    """What leaves a client, and what the server learns of it."""
+    fields: dict[str, str] = {}
+    for line in runs[0].lines("ledger.jsonl"):
+        fields |= line.get("revealed") or {}
+    return fields
+
+
+def largest_cluster(runs: Sequence[FinishedRun]) -> OverSeeds | None:
+    """The share of the last round's clients in the largest cluster; None without clusters."""
+    shares = [list(run.largest_shares().values()) for run in runs]
+    return over.over_seeds(share[-1] for share in shares if share) if any(shares) else None
+
+
+def last_improvement(runs: Sequence[FinishedRun], metric: str, lower: bool) -> float:
+    """How much the validation curve gained in the last fifth of its rounds, relative to its end; the mean over seeds.
+
+    Where the curve has no point a fifth of the rounds before its end, the gain since the point before is taken in
+    proportion. NaN without a curve of at least ten rounds in the last stage that has rounds.
+    """
+    found = [improvement for run in runs if math.isfinite(improvement := _last_improvement(run, metric, lower))]
+    return fmean(found) if found else math.nan
+
+
+def _last_improvement(run: FinishedRun, metric: str, lower: bool) -> float:
+    lines = [(number, line) for number, line in numbered(run.lines("rounds.jsonl"))]
+    trained = [line.get("stage") for _, line in lines if line.get("round")]
+    curve = {
+        number: float(value)
+        for number, line in lines
+        if trained and line.get("stage") == trained[-1]
+        and (value := (line.get("validation") or {}).get(metric)) is not None and math.isfinite(value)
+    }  # fmt: skip
+    if len(curve) < 2 or max(curve) - min(curve) < 10:
+        return math.nan
+    last, fifth = max(curve), (max(curve) - min(curve)) / 5
+    before = max(number for number in curve if number <= last - fifth)
+    gain = (curve[before] - curve[last]) * (1 if lower else -1) * fifth / (last - before)
+    return gain / abs(curve[last]) if curve[last] else math.nan
+
+
+def excluded(runs: Sequence[FinishedRun]) -> dict[str, int]:
+    """In how many rounds each client's update was not finite."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        for client, count in (run.result.get("excluded") or {}).items():
+            counts[client] = counts.get(client, 0) + int(count)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def unnamed(counts: dict[str, int]) -> dict[str, int]:
+    """The same numbers without the clients' ids."""
+    return {f"unnamed {place}": count for place, count in enumerate(counts.values(), start=1)}
+
+
+def without_names(result: RunRecord) -> dict[str, Any]:
+    """What a run says of itself, without the clients' ids."""
+    plain: dict[str, Any] = {**result, "excluded": unnamed(result["excluded"])}
+    if attack := result.get("attack"):
+        plain["attack"] = {**attack, "clients": len(attack["clients"])}
+    if robust := result.get("robust"):
+        plain["robust"] = {**robust, **{what: unnamed(robust[what]) for what in ("left_out", "cut")}}
+    return plain

@@ -1,0 +1,442 @@
+"""`bespoke compare`: does personalization help here, which method, by how much, who is hurt, what does it cost?
+
+Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
+all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.
+What nobody said (`automatic`) is settled by the data: see defaults.py. A file with a [compare] table is run as it says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from bespoke.callbacks.callback import Callback
+from bespoke.data.tables.checks import check
+from bespoke.digests import sealed
+from bespoke.errors import UserError, unknown
+from bespoke.experiment.build import Bench, resolved
+from bespoke.experiment.callbacks import separated
+from bespoke.experiment.checks import check_compare, checked
+from bespoke.experiment.config import AUTO, ExperimentConfig
+from bespoke.experiment.experiment import Experiment
+from bespoke.experiment.fits import check_stages_fit
+from bespoke.experiment.loading import load_population
+from bespoke.experiment.presets import Preset
+from bespoke.experiment.reading import read_experiment
+from bespoke.experiment.search_space import Space, grid, merged, probes, read_space
+from bespoke.experiment.stage import check_stage
+from bespoke.experiment.variants import Entry, labelled
+from bespoke.federation.engine import Choice as EngineChoice
+from bespoke.imported import trust_named
+from bespoke.method import Method
+from bespoke.methods import METHODS
+from bespoke.privacy.combined import together, whole_folder
+from bespoke.records import RESULT_FORMAT, CompareRecord, MethodRecord, TrialOfMethod
+from bespoke.runs.events import Progress, Silent
+from bespoke.runs.forgotten import without_forgotten
+from bespoke.runs.results import read_selection
+from bespoke.statistics.harm import UNATTACKED
+from bespoke.storage import write_text
+from bespoke.study.defaults import Settled, settle
+from bespoke.study.described import cautions, describe, described
+from bespoke.study.references import REFERENCES, references_for
+from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.tuning import Trial, best, folder_name, settled
+
+NO_TASK: Any = None  # a method that is only described needs no task
+DEFAULT_METHODS = ("fedavg", "local", "finetune")  # of a file that names none
+GROUP_METHODS = (
+    "group-fl",
+    "group-perfl",
+)  # besides, where groups are named: with fedavg and finetune the paper's four
+EXTENSIONS = 3  # times that a grid whose edge wins is extended
+
+
+@dataclass
+class Comparison:
+    """Methods times seeds on one dataset; `base` is an experiment without stages."""
+
+    base: dict[str, Any]
+    folder: Path
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rounds: int | Literal["auto"] = 60
+    tune: bool = True
+    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
+    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # what to try, by method; else the method's own
+    expected: dict[str, dict[str, Any]] = field(default_factory=dict)  # published numbers by method, for the report
+    accept: dict[str, Any] = field(default_factory=dict)  # when clients take their models; the report applies it
+    command: str = ""
+    progress: Progress = field(default_factory=Silent)
+    stop: Callable[[], bool] = lambda: False
+    how: EngineChoice | None = None
+    callbacks: Sequence[Callback] = ()  # told of every run; those that end stages are in `base`, too
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
+    notes: list[str] = field(default_factory=list)  # what to know of these methods here
+    jobs: int | None = 1  # runs at a time; None: as many as there are cores, where runs are light
+    tune_seeds: tuple[int, ...] = ()  # seeds of a trial, whose mean counts; default: the first seed
+    preset: str = ""
+    automatic: bool = False  # what is not said is settled by the data
+    settled: Settled = field(default_factory=Settled)  # how it was
+    checks: list[dict[str, str]] = field(default_factory=list)  # what was found in the data
+    referred: list[str] = field(default_factory=list)  # the references that were run
+    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as asked for
+    _checked: dict[str, ExperimentConfig] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def read(cls, path: Path, folder: Path, overrides: list[str] | None = None, **rest: Any) -> Comparison:
+        """From a TOML file: an experiment without stages, and a [compare] table (see benchmarks/motley).
+
+        overrides: KEY=VALUE, as `--set` gives them.
+        """
+        raw = read_experiment(path, overrides)
+        table = raw.pop("compare", None)
+        if table is None:
+            raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
+        expected = raw.pop("expected", {})
+        named = table.get("preset") if isinstance(table, dict) else None  # what else is wrong is said by the check
+        preset = Preset.read(named) if isinstance(named, str) else None
+        asked = check_compare(preset.entries_below(table) if preset else table, str(path))
+        seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
+        methods = tuple(dict.fromkeys([*(asked.methods or default_methods(raw.get("data"))), *asked.entries]))
+        knobs, grids, rounds = asked.knobs, asked.grid, asked.rounds
+        if preset:
+            raw = preset.below(raw)
+            grids = {**preset.grid, **grids}
+            knobs = preset.knobs_below(knobs, tuned=not asked.tune)
+            rounds = asked.rounds if "rounds" in asked.model_fields_set else preset.rounds or asked.rounds
+        return cls(
+            raw, folder, methods, seeds, rounds, asked.tune, knobs, grids, expected,
+            accept=asked.accept, entries=asked.entries,
+            tune_seeds=tune_seeds(asked.tune_seeds, seeds), preset=asked.preset or "", **rest,
+        )  # fmt: skip
+
+    def run(self) -> Path:
+        """Tune, run, and write compare.json; returns the folder."""
+        self.base, self.callbacks = separated(self.base, self.callbacks)
+        if not ((self.methods or self.automatic) and self.seeds):
+            raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
+        trust_named([self.base, self.methods, self.entries, self.knobs, self.grid])
+        asked = {key: getattr(self, key) for key in ("methods", "entries", "knobs", "grid")}
+        table = labelled(asked, "--methods")
+        self.methods, self.entries = tuple(table["methods"]), table["entries"]
+        self.knobs, self.grid = table["knobs"], table["grid"]
+        for name in self.methods:
+            if name not in METHODS.built_in and name not in self.entries:
+                raise unknown("method", name, [*METHODS.origins(), *self.entries], "--methods")
+        if not self.automatic:
+            self._check()
+        base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
+        for half_written in self.folder.glob(".*.partial"):  # by a process that was killed; runs sweep their own
+            half_written.unlink(missing_ok=True)
+        population = without_forgotten(load_population(base), self.folder)
+        bench = Bench(population, self.folder)
+        prepared = bench.prepared(base)
+        for note in prepared.plain.about.get("notes", []):
+            self.progress.note(note)
+        if self.automatic:
+            self.given = self.knobs, self.grid
+            self._adopt(settle(self.base, self.methods, prepared.plain, prepared.split))
+            if self.rounds == AUTO:
+                self.rounds = self.settled.rounds or AUTO
+            self._check()
+        expected = len(self.methods) * len(self.seeds) + sum(
+            len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
+        )
+        with Jobs(
+            population, self.folder, self.jobs, expected, self.progress, self.stop, self.how, self.callbacks
+        ) as jobs:
+            jobs.bench = bench
+            if self.automatic:
+                self._choose_model(jobs)
+            # built once before anything is run: what does not fit is refused at once, what is doubtful is said
+            planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
+            self.notes = cautions(planned)
+            for note in self.notes:
+                self.progress.note(note)
+            chosen, tuning = self._tuned(jobs)
+            if self.automatic and self.tune and self.settled.widens:
+                self._widen(chosen, jobs)
+            runs = [
+                Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))
+                for name, seed in itertools.product(self.methods, self.seeds)
+            ]
+            runs += self._unattacked(chosen)
+            experiment = jobs.bench.build(runs[-1].config)
+            runs += self._references(experiment)
+            jobs.all(runs)
+            plain = bench.prepared(runs[-1].config, experiment.privacy).plain
+            self.checks = [found.to_json() for found in check(plain, experiment.split)]
+            about = self._about(experiment, chosen, tuning, jobs.text())
+            self._spent(about["methods"], chosen)
+            about["spent"] = whole_folder(self.folder)
+        write_text(self.folder / "compare.json", json.dumps(sealed(about), indent=1))
+        return self.folder
+
+    def _entry(self, name: str) -> Entry:
+        entry = Entry.of(name, self.entries)
+        follows = self.settled.follows.get(name) or self.settled.follows.get(entry.named)
+        return replace(entry, follows=follows) if follows and entry.before is None and not entry.follows else entry
+
+    def _adopt(self, settled: Settled) -> None:
+        """Go by what was settled; what the user gave goes before it, and nothing of an earlier model stays."""
+        knobs, tried = self.given
+        self.settled, self.base, self.methods = settled, settled.base, settled.methods
+        self.knobs = {name: {**settled.knobs.get(name, {}), **knobs.get(name, {})} for name in {**METHODS, **knobs}}
+        self.grid = {**settled.grid, **tried}
+
+    def _choose_model(self, jobs: Jobs) -> None:
+        """Of linear and a small network, as shared models, the one that is better on validation rows."""
+        rivals = self.settled.rivals
+        if len(rivals) < 2:
+            return
+        tried: dict[str, Trial] = {}
+        lower = True
+        for name, rival in rivals.items():
+            configs = [
+                checked({**self.base, **rival.base, "label": name, "seed": self.seeds[0], "stage": [
+                    {"method": rival.method, "rounds": self.rounds, **knobs}]}, f"model {name}")
+                for knobs in rival.tried
+            ]  # fmt: skip
+            paths = [self.folder / "tuning" / folder_name(f"model {name}", **knobs) for knobs in rival.tried]
+            made = [Job(path, config, True, own_engine=True) for path, config in zip(paths, configs)]
+            trials = [Trial(n, knobs, [job]) for n, (knobs, job) in enumerate(zip(rival.tried, made))]
+            settled(trials, jobs)
+            lower = jobs.bench.build(configs[0]).lower_is_better
+            usable = [trial for trial in trials if trial.validation is not None]
+            if usable:
+                tried[name] = best(usable, lower, f"model {name}")
+        values = {name: read_selection(trial.jobs[0].path) for name, trial in tried.items()}
+        self._adopt(self.settled.with_model(tried, values, lower))
+        if self.settled.switched:
+            jobs.how, jobs.engine_file = None, "engine-network.json"
+        self.progress.note(self.settled.model_note)
+        self._check()
+
+    def _unattacked(self, chosen: dict[str, dict[str, Any]]) -> list[Job]:
+        """Under [attack] the same runs without it: what it cost is the difference, for the same honest clients."""
+        attack = self.base.get("attack") or {}
+        if attack.get("kind", "none") == "none":
+            return []
+        found = []
+        for name, seed in itertools.product(self.methods, self.seeds):
+            raw = {**self.base, "attack": {**attack, "kind": "none"}, "label": name, "seed": seed}
+            raw["attack"].pop("factor", None)
+            config = checked({**raw, "stage": self._stages(name, chosen)}, f"compare: {name}")
+            found.append(Job(self.folder / UNATTACKED / f"{name}-seed{seed}", config))
+        return found
+
+    def _references(self, experiment: Experiment) -> list[Job]:
+        """Runs of what is not federated, to hold the methods against."""
+        self.referred = references_for(experiment)
+        found = []
+        for name, seed in itertools.product(self.referred, self.seeds):
+            raw = {**self.base, "label": name, "seed": seed, "stage": [{"method": "fedavg", "rounds": 0}]}
+            raw = {k: v for k, v in raw.items() if k not in ("privacy", "robust", "secure")}  # it is not federated
+            if raw.get("attack"):
+                raw["attack"] = {"clients": raw["attack"].get("clients", 0.2), "kind": "none"}
+            path = self.folder / "runs" / f"{name}-seed{seed}"
+            found.append(Job(path, checked(raw, name), begins_with=name, privacy=experiment.privacy))
+        return found
+
+    def _needed(self) -> list[str]:
+        """What is compared, and all whose models it starts from, these first."""
+        ways = [self._way(name) for name in self.methods]
+        return list(dict.fromkeys([*(name for way in ways for name in way[:-1]), *self.methods]))
+
+    def _way(self, name: str) -> list[str]:
+        """The entries that lead to this one, itself last."""
+        after = self._entry(name).after
+        return [*(self._way(after) if after else []), name]
+
+    def _space(self, name: str) -> Space:
+        """What is tried of an entry; empty if nothing is."""
+        if not self.tune:
+            return {}
+        exact = self.knobs.get(name, {}).get("solver") == "exact"
+        tried = self._entry(name).tried(self.grid, exact)
+        return read_space({k: list(v) if isinstance(v, tuple) else v for k, v in tried.items()}, f"grid.{name}")
+
+    def _check(self) -> None:
+        """Refuse knobs, values and stages that do not fit, before any data are loaded."""
+        for name in self._needed():
+            for probe in ({}, *probes(self._space(name))):
+                config = self._config(name, self.seeds[0], {name: probe})
+                check_stages_fit([_bare(stage, f"compare: {name}") for stage in config.stage])
+
+    def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        entry = self._entry(name)
+        before = self._stages(entry.after, chosen) if entry.after else []
+        fixed = {**self.knobs.get(entry.named, {}), **self.knobs.get(name, {}), **entry.knobs}
+        return [*before, *entry.stages(merged(fixed, chosen.get(name, {})), self.rounds)]
+
+    def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
+        raw = {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}
+        key = json.dumps(raw, sort_keys=True, default=repr)
+        if key not in self._checked:  # the same one is asked for in several places
+            self._checked[key] = checked(raw, f"compare: {name}")
+        return self._checked[key]
+
+    def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[TrialOfMethod]]]:
+        """The knobs of every method that do best on validation data, and what was tried.
+
+        Methods that start from another's model are tuned after it, all others side by side.
+        """
+        chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
+        tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
+        seeds = self.tune_seeds or self.seeds[:1]
+        for depth in range(1, 1 + max(len(self._way(name)) for name in chosen)):
+            names = [name for name in chosen if len(self._way(name)) == depth and self._space(name)]
+            trials = {name: self._trials(name, seeds, chosen) for name in names}
+            settled(itertools.chain.from_iterable(trials.values()), jobs)
+            for name, tried in trials.items():
+                lower = jobs.bench.build(tried[0].jobs[0].config).lower_is_better
+                if self.automatic:
+                    self._extend(name, tried, seeds, chosen, jobs, lower)
+                chosen[name] = best(tried, lower, name).setting
+                tuning[name] = [{"knobs": trial.setting, "validation": trial.validation} for trial in tried]
+                if len(seeds) > 1:
+                    for entry, trial in zip(tuning[name], tried):
+                        entry["values"] = trial.values
+        return chosen, tuning
+
+    def _trials(self, name: str, seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]) -> list[Trial]:
+        settings = grid(self._space(name), f"grid.{name}")
+        return [self._trial(number, name, knobs, seeds, chosen) for number, knobs in enumerate(settings)]
+
+    def _trial(
+        self, number: int, name: str, knobs: dict[str, Any], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]
+    ) -> Trial:
+        jobs = []
+        for place, seed in enumerate(seeds):
+            tag = f"-seed{seed}" if place else ""
+            path = self.folder / "tuning" / f"{folder_name(name, **knobs)}{tag}"
+            jobs.append(Job(path, self._config(name, seed, {**chosen, name: knobs}), select_only=True))
+        return Trial(number, knobs, jobs)
+
+    def _extend(
+        self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]], jobs: Jobs,
+        lower: bool,
+    ) -> None:  # fmt: skip
+        """While the edge of a grid wins, try what lies beyond it."""
+        for _ in range(EXTENSIONS):
+            beyond = past_the_edge(best(tried, lower, name).setting, [trial.setting for trial in tried])
+            more = [self._trial(len(tried) + n, name, knobs, seeds, chosen) for n, knobs in enumerate(beyond)]
+            if not more:
+                return
+            settled(more, jobs)
+            tried += more
+
+    def _widen(self, chosen: dict[str, dict[str, Any]], jobs: Jobs) -> None:
+        """While a candidate at the edge of what a method tries by itself is chosen, it is given more to try."""
+        for name in self._needed():
+            for _ in range(EXTENSIONS):
+                config = self._config(name, self.seeds[0], chosen)
+                method = _bare(config.stage[-1], f"compare: {name}")
+                if not hasattr(method, "widened"):
+                    break
+                path = self.folder / "tuning" / folder_name(name, **chosen[name])
+                found = jobs.all([Job(path, config, select_only=True)])[0]
+                wider = method.widened(str(found.get("candidate") or ""))
+                if not wider:
+                    break
+                chosen[name] = merged(chosen[name], {knob: _listed(value) for knob, value in wider.items()})
+
+    def _spent(self, methods: list[MethodRecord], chosen: dict[str, dict[str, Any]]) -> None:
+        """Under privacy: what a method's first run costs together with the runs by which its knobs were chosen."""
+        if "privacy" not in self.base:
+            return
+        for entry in methods:
+            name, seeds = entry["label"], self.tune_seeds or self.seeds[:1]
+            needed = [name, *filter(None, [self._entry(name).after])]
+            tried = [t for n in needed if self._space(n) for t in self._trials(n, seeds, chosen)]
+            paths = [job.path for trial in tried for job in trial.jobs]
+            entry["tuning_cost"] = together([self.folder / "runs" / f"{name}-seed{self.seeds[0]}", *paths])
+
+    def _described(self, name: str, chosen: dict[str, dict[str, Any]]) -> MethodRecord:
+        config = self._config(name, self.seeds[0], chosen)
+        aggregator = check_stage(config.stage[-1], f"compare: {name}").aggregator
+        rule = config.robust if config.privacy is None else None
+        return describe(_bare(config.stage[-1], f"compare: {name}"), rule, aggregator)
+
+    def _about(
+        self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, list[TrialOfMethod]], engine: str
+    ) -> CompareRecord:
+        about: CompareRecord = {
+            "format": RESULT_FORMAT,
+            "baseline": next((name for name in ("fedavg", "shared") if name in self.methods), self.methods[0]),
+            "references": [
+                {"label": name, "title": REFERENCES[name][0], "what": REFERENCES[name][1]} for name in self.referred
+            ],
+            "checks": self.checks,
+            "settled": self.settled.to_json() if self.automatic else {},
+            "methods": [
+                {
+                    **self._described(name, chosen),
+                    "label": name,
+                    "title": self._entry(name).title,
+                    "stages": self._stages(name, chosen),
+                    "chosen": chosen.get(name, {}),
+                    "tuning": tuning.get(name, []),
+                }
+                for name in self.methods
+            ],
+            "seeds": list(self.seeds),
+            "tune_seeds": list(self.tune_seeds or self.seeds[:1]) if self.tune else [],
+            "preset": self.preset,
+            "expected": self.expected,
+            "accept": self.accept,
+            "notes": self.notes,
+            **described(experiment, resolved(self._config(self.methods[0], self.seeds[0], chosen))["split"]),
+            "engine": {"text": engine},
+            "privacy": self.base.get("privacy") or {},
+        }
+        if self.base.get("robust"):
+            about["robust"] = self.base["robust"]
+        if self.base.get("attack"):
+            about["attack"] = self.base["attack"]
+        if self.base.get("secure"):
+            about["secure"] = self.base["secure"]
+        about["command"] = self.command
+        return about
+
+
+def past_the_edge(best: dict[str, Any], tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Settings one step beyond the edge of a grid, in each knob whose best value is the smallest or largest tried."""
+    beyond = []
+    for knob, value in best.items():
+        values = sorted({setting[knob] for setting in tried if type(setting.get(knob)) is float})
+        if type(value) is not float or len(values) < 2 or values[0] <= 0:
+            continue
+        if value == values[0]:
+            beyond.append({**best, knob: float(f"{values[0] ** 2 / values[1]:.6g}")})
+        elif value == values[-1]:
+            beyond.append({**best, knob: float(f"{values[-1] ** 2 / values[-2]:.6g}")})
+    return beyond
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _bare(stage: dict[str, Any], where: str) -> Method:
+    """The method of a stage with its knobs, on which what travels and what it starts from may depend."""
+    found = check_stage(stage, where)
+    return METHODS.find(found.method, where)(NO_TASK, **found.knobs)
+
+
+def default_methods(data: Any) -> tuple[str, ...]:
+    """What is compared if nobody says: with a group column also what groups can gain."""
+    grouped = isinstance(data, dict) and data.get("group")
+    return (*DEFAULT_METHODS, *GROUP_METHODS) if grouped else DEFAULT_METHODS
+
+
+def tune_seeds(asked: Any, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """The seeds that a trial is run with: so many of the first, all, or those listed."""
+    if asked == "all":
+        return seeds
+    return seeds[:asked] if isinstance(asked, int) else tuple(asked)

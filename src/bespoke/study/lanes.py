@@ -1,0 +1,219 @@
+"""A process that makes runs, one at a time, and says how far it is. See jobs.py, whose processes these are."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bespoke.callbacks.callback import Callback, CheckpointTold, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.errors import UserError
+from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_parent
+
+if TYPE_CHECKING:
+    from bespoke.federation.engine import Choice as EngineChoice
+    from bespoke.records import RunRecord
+    from bespoke.study.scheduler import Job, Judge
+
+TELL_SECONDS = 0.1  # between two messages of progress
+
+
+class Relay:
+    """Progress of a run, sent to the process that draws the bars."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.steps, self.last, self.told = pipe, 0, "", 0.0
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self._flush()
+        self.pipe.send(("begin", what, total, done))
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        self.steps, self.last = self.steps + steps, note or self.last
+        if time.monotonic() - self.told > TELL_SECONDS:
+            self._flush()
+
+    def note(self, text: str) -> None:
+        self.pipe.send(("note", text))
+
+    def _flush(self) -> None:
+        if self.steps:
+            self.pipe.send(("advance", self.steps, self.last))
+        self.steps, self.last, self.told = 0, "", time.monotonic()
+
+
+class Afar(Callback):
+    """Stands for the callbacks, which are in the process that gives the jobs."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def on_round(self, told: RoundTold) -> None:
+        self._tell("on_round", told)
+
+    def on_evaluation(self, told: EvaluationTold) -> None:
+        self._tell("on_evaluation", told)
+
+    def on_checkpoint(self, told: CheckpointTold) -> None:
+        self._tell("on_checkpoint", told)
+
+    def on_end(self, told: EndTold) -> None:
+        self._tell("on_end", told)
+
+    def _tell(self, moment: str, told: Told) -> None:
+        self.pipe.send(("told", moment, told))
+        problem = self.pipe.recv()
+        if problem:
+            raise UserError(problem)
+
+
+def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, told: bool) -> None:
+    """The process: makes the runs it is given until the pipe closes."""
+    import torch
+
+    from bespoke.data.population import Population
+    from bespoke.experiment.build import Bench
+
+    obey_parent()
+    warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
+    torch.set_num_threads(1)
+    bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
+    callbacks = (Afar(pipe),) if told else ()
+
+    def judge(rounds: int, value: float) -> bool:
+        pipe.send(("point", rounds, value))
+        return bool(pipe.recv())
+
+    while True:
+        try:
+            job, how = pipe.recv()
+        except (EOFError, OSError):
+            return
+        outcome = _outcome(job, bench, how, cache, relay, stopping.poll, judge, callbacks)
+        with contextlib.suppress(OSError):  # nobody listens: the next look at the pipe ends this
+            pipe.send(outcome)
+
+
+def _outcome(
+    job: Job, bench: Any, how: EngineChoice, cache: Path, relay: Relay, stop: Callable[[], bool],
+    judge: Callable[[int, float], bool], callbacks: Sequence[Callback],
+) -> tuple[Any, ...]:  # fmt: skip
+    """What became of a run, as plain values."""
+    from bespoke.runs.events import Interrupted, Pruned
+    from bespoke.study.scheduler import execute
+
+    try:
+        return "done", execute(job, bench, how, cache, relay, stop, judge, callbacks)
+    except Pruned:
+        return "done", None
+    except Interrupted:
+        return "stopped", job.path.name
+    except UserError as error:
+        return "user", str(error)
+    except OSError as error:
+        if error.errno is None:
+            return "failed", traceback.format_exc()
+        return "system", error.errno, error.strerror, str(error.filename or job.path)
+    except MemoryError:
+        return "memory", job.path.name
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+class Lane:
+    """One such process, seen from the one that gives it jobs."""
+
+    def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
+        self.bar, self.job, self.told, self.callbacks = bar, None, False, callbacks
+        self.pipe, theirs = CONTEXT.Pipe()
+        stopping, self.stopping = CONTEXT.Pipe(duplex=False)
+        self.child = Child(_serve, (theirs, folder, cache, stopping, bool(callbacks)), 1)
+        theirs.close()
+        stopping.close()
+
+    job: Job | None
+
+    def start(self, job: Job, how: EngineChoice) -> None:
+        try:
+            self.pipe.send((job, how))
+        except OSError:
+            raise self._died(job) from None
+        self.job = job
+
+    def stop(self) -> None:
+        """After the current round; the run can be resumed."""
+        if not self.told:
+            self.told = True
+            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+                self.stopping.send(True)
+
+    def hear(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
+        """One message; the job and its result (None if the judge ended it) when it has ended."""
+        job = self.job
+        assert job is not None
+        try:
+            kind, *rest = self.pipe.recv()
+        except (EOFError, OSError):
+            self.job = None
+            raise self._died(job) from None
+        if kind == "point":
+            rounds, value = rest
+            worth = judge(job, rounds, value)
+            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+                self.pipe.send(worth)
+            return None
+        if kind == "told":
+            self._tell(*rest)
+            return None
+        if kind in ("begin", "advance", "note"):
+            getattr(self.bar, kind)(*rest)
+            return None
+        self.job = None
+        if kind == "done":
+            return job, rest[0]
+        raise _raised(kind, rest, job.path.name)
+
+    def _tell(self, moment: str, told: Told) -> None:
+        """Tell the callbacks; the run goes on when they have heard, or ends if one fails."""
+        from bespoke.runs.told import tell
+
+        problem = ""
+        try:
+            tell(self.callbacks, moment, told)
+        except Exception as error:
+            problem = str(error)
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+                self.pipe.send(problem)
+
+    def _died(self, job: Job) -> WorkerFailed:
+        return WorkerFailed(f"the process of the run {job.path.name} {self.child.death()}; try fewer --jobs")
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.stopping.close()
+        self.child.close(at_once=self.job is not None)  # in the middle of a run: its folder stands that
+        if hasattr(self.bar, "close"):
+            self.bar.close()
+
+
+def _raised(kind: str, rest: list[Any], name: str) -> Exception:
+    """What went wrong in the process, as the exception that it was there."""
+    from bespoke.runs.events import Interrupted
+
+    if kind == "stopped":
+        return Interrupted(f"stopped in {name}")
+    if kind == "user":
+        return UserError(f"{name}: {rest[0]}")
+    if kind == "system":
+        number, reason, place = rest
+        return OSError(number, reason, place)
+    if kind == "memory":
+        return MemoryError(name)
+    return WorkerFailed(f"{name} failed:\n{rest[0]}")
