@@ -158,7 +158,7 @@ def test_a_run_without_what_windows_lacks(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("".join(f"{n} = {v!r}\n" for n, v in LACKING.items()) + WITHOUT)
     path = os.pathsep.join([str(tmp_path), str(Path(bespoke.__file__).parents[1])])
     command = [sys.executable, "-W", "ignore", "-c", MADE, json.dumps(EXPERIMENT), str(tmp_path / "without")]
-    (tmp_path / "temp").mkdir()  # its locks are not those of processes that have fcntl, so it shares no folder with them
+    (tmp_path / "temp").mkdir()  # its locks are not those of processes with fcntl, so it shares no folder with them
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "temp")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -190,9 +190,12 @@ def _first(token: Any) -> int | None:
     return first
 
 
-def language_model(name: str) -> Any:
-    """The model itself in single precision, of which nothing can be trained, on the device that is worked on."""
-    return _model(name, working_device())
+def language_model(name: str, low: bool = False) -> Any:
+    """The model itself in single precision, of which nothing can be trained, on the device that is worked on.
+
+    `low`: a copy of it in bfloat16.
+    """
+    return _model(name, working_device(), low)
 
 
 def working_device() -> str:
@@ -203,12 +206,14 @@ def working_device() -> str:
 
 
 @cache
-def _model(name: str, device: str) -> Any:
-    """A process has a model once on each device that it works on."""
+def _model(name: str, device: str, low: bool) -> Any:
+    """A process has a model once on each device that it works on, and once in bfloat16 if that is asked for."""
     import torch
 
+    if low:
+        return copy.deepcopy(_model(name, device, False)).bfloat16()
     if device != "cpu":
-        return copy.deepcopy(_model(name, "cpu")).to(device)
+        return copy.deepcopy(_model(name, "cpu", False)).to(device)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         model = _opened("AutoModelForCausalLM", name, dtype=torch.float32)
     return model.eval().requires_grad_(False)

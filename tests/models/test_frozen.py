@@ -53,6 +53,22 @@ def test_loss_and_gradient_are_those_of_the_library() -> None:
     torch.testing.assert_close(task.gradient(params, rows)["prefix"], slope / tokens, rtol=1e-4, atol=1e-6)
 
 
+def test_in_bfloat16_gradients_are_off_by_rounding_and_what_is_remembered_is_not() -> None:
+    """The slope is that of the library's model up to bfloat16's eight bits; scores and representations are float32."""
+    task, params, rows = prefix_world().task, prefix(), batch()
+    _, slope, tokens = by_the_library(params, rows)
+    low = replace(task, precision="bf16")
+    found = low.gradient(params, rows)["prefix"]
+    error = float((found - slope / tokens).norm() / (slope / tokens).norm())
+    assert found.dtype == torch.float32
+    assert 1e-4 < error < 8 * 2.0**-8
+    model, there = pretrained.language_model(tiny_model()), rows["y"] >= 0
+    with low.lowered(params):
+        seen = task.network.seen(rows["x"], rows["y"].long())
+    expected = model.base_model(inputs_embeds=model.get_input_embeddings()(rows["x"].long())).last_hidden_state
+    torch.testing.assert_close(seen[there], expected[there], rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_given_is_not_scored() -> None:
     """In blocks, from all logits, and by the library: the same sums."""
     task, params, rows = replace(prefix_world().task, given=2), prefix(), batch(40)

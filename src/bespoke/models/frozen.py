@@ -3,6 +3,9 @@
 A row is fed as prefix, begin token, text; the prefix has one or more embeddings and may be another for every row. Rows
 of many clients are computed together, in buckets of rows of about the same length: under vmap the operations below see
 the rows of all clients as one batch, and rows that only pad are left out. Nothing of the frozen weights has a gradient.
+
+In bfloat16 gradients are computed with a copy of the model in bfloat16, which halves what is read. What is scored, and
+what is remembered, is float32.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bespoke import pretrained
 from bespoke.devices import working_on
 from bespoke.errors import UserError
-from bespoke.models.fast.token_loss import head_judged, head_slopes
+from bespoke.models.fast.token_loss import head_judged, head_slopes, low_products, own_precision
 from bespoke.models.networks import Network
 from bespoke.tensors import Params
 
@@ -92,14 +97,15 @@ class FrozenLM(Network):
 
     def _slopes(self, prefix: Tensor, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         losses, slopes = torch.zeros(len(x)), torch.zeros_like(prefix)
-        layer = _layer(self.pretrained)
+        low = low_products(prefix)
+        head, bias = _low_layer(self.pretrained) if low else _layer(self.pretrained)
         for rows, long in buckets(targets):
             own, here = prefix[rows].detach().requires_grad_(), targets[rows, :long]
             counted = here != NOTHING
             with torch.enable_grad():
-                seen = _body(self.pretrained, own, x[rows, :long])[counted]
-            found, slope = head_slopes(seen.detach(), *layer, here[counted])
-            slopes[rows] = torch.autograd.grad(seen, own, slope)[0]
+                seen = _body(self.pretrained, own, x[rows, :long], low)[counted]
+            found, slope = head_slopes(seen.detach(), head, bias, here[counted])
+            slopes[rows] = torch.autograd.grad(seen, own, slope.to(seen.dtype))[0]
             losses[rows] = torch.zeros(counted.shape).masked_scatter_(counted, found).sum(1)
         return losses, slopes
 
@@ -175,6 +181,12 @@ def _layer(name: str) -> tuple[Tensor, Tensor | None]:
     return _layer_on(name, pretrained.working_device())
 
 
+def _low_layer(name: str) -> tuple[Tensor, Tensor | None]:
+    """The same, its weight in bfloat16."""
+    layer = pretrained.language_model(name, low=True).get_output_embeddings()
+    return layer.weight, _layer(name)[1]
+
+
 @cache
 def _layer_on(name: str, device: str) -> tuple[Tensor, Tensor | None]:
     model = pretrained.language_model(name)
@@ -186,11 +198,14 @@ def _layer_on(name: str, device: str) -> tuple[Tensor, Tensor | None]:
     return layer.weight, getattr(layer, "bias", None)
 
 
-def _body(name: str, prefix: Tensor, x: Tensor) -> Tensor:
+def _body(name: str, prefix: Tensor, x: Tensor, low: bool = False) -> Tensor:
     """The representation at each token of x; rows are padded behind, where a causal model does not look."""
-    model = pretrained.language_model(name)
+    model = pretrained.language_model(name, low)
     inputs = torch.cat([prefix, F.embedding(x.long(), _words(name))], 1)
-    states: Tensor = model.base_model(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, prefix.shape[1] :]
+    # of short texts the gradient of torch's fused attention takes three times as long in bfloat16 as that of its parts
+    with own_precision(prefix), sdpa_kernel(SDPBackend.MATH) if low else nullcontext():
+        found = model.base_model(inputs_embeds=inputs.bfloat16() if low else inputs, use_cache=False)
+    states: Tensor = found.last_hidden_state[:, prefix.shape[1] :]
     return states
 
 

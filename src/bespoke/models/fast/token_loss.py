@@ -25,13 +25,13 @@ SPARE = 16  # numbers at the end of a descending head's rows
 RAREST = 1e-38  # a word less likely than this counts as this likely in the loss; its gradient is exact
 
 
-def _low(numbers: Tensor) -> bool:
+def low_products(numbers: Tensor) -> bool:
     """Whether products are to be computed in bfloat16."""
     kind = numbers.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def _as_told(numbers: Tensor) -> AbstractContextManager[object]:
+def own_precision(numbers: Tensor) -> AbstractContextManager[object]:
     """Within it products are computed in the precision of what is multiplied."""
     kind = numbers.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
@@ -44,7 +44,7 @@ def _block(words: int, numbers: Tensor) -> int:
 
 def _product(left: Tensor, right: Tensor, low: bool) -> Tensor:
     """left @ right in float32, or in bfloat16 and put back into float32."""
-    with _as_told(left):
+    with own_precision(left):
         return (left.bfloat16() @ right.bfloat16()).float() if low else left.float() @ right.float()
 
 
@@ -53,7 +53,7 @@ def _logits(features: Tensor, head: Tensor, low: bool) -> Tensor:
     if low:
         return _product(features, head.mT, low)
     found = torch.empty(len(features), len(head))
-    with _as_told(features):
+    with own_precision(features):
         for words, some in zip(head.split(WORDS), found.split(WORDS, 1)):
             torch.mm(features.float(), words.mT, out=some)
     return found
@@ -66,7 +66,7 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, weights: Tensor
     ) -> Tensor:
-        ctx.low = _low(features)
+        ctx.low = low_products(features)
         logits = _logits(features, head, ctx.low)
         total = torch.zeros(())
         numbers = torch.arange(len(targets))
@@ -109,21 +109,29 @@ def head_loss(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tens
 
 
 def head_slopes(features: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each item's loss and its gradient at the features, of a head that is held; logits are held in blocks."""
+    """Each item's loss and its gradient at the features, of a head that is held; logits are held in blocks.
+
+    A head in bfloat16 has its products computed so; the softmax between them is float32.
+    """
     losses, slopes = torch.empty(len(targets)), torch.empty(len(targets), features.shape[1])
-    held, inside = max(HELD // len(head), 1), _block(len(head), features)
+    held, inside, low = max(HELD // len(head), 1), _block(len(head), features), head.dtype == torch.bfloat16
     numbers = torch.arange(inside)
     for begin in range(0, len(targets), held):
         some = slice(begin, begin + held)
-        logits = _logits(features[some], head, _low(features))
+        with own_precision(features):
+            logits = features[some].to(head.dtype) @ head.mT if low else _logits(features[some], head, low)
         for part, target, loss in zip(logits.split(inside), targets[some].split(inside), losses[some].split(inside)):
+            likely = part.float()  # itself, if it is float32
             if bias is not None:
-                part += bias
-            torch.softmax(part, -1, out=part)
+                likely += bias
+            torch.softmax(likely, -1, out=likely)
             at_target = numbers[: len(part)], target
-            loss.copy_(-part[at_target].clamp(min=RAREST).log())
-            part[at_target] -= 1
-        slopes[some] = _product(logits, head, _low(features))
+            loss.copy_(-likely[at_target].clamp(min=RAREST).log())
+            likely[at_target] -= 1
+            if low:
+                part.copy_(likely)
+        with own_precision(features):
+            slopes[some] = logits @ head
     return losses, slopes
 
 
