@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.fedpc.claims import TITLES, beyond, claims
 from benchmarks.fedpc.readings import SAMPLES, Table, change, over_seeds, read_crossed, read_table
+from benchmarks.results_converged import column, sentence
 
 from bespoke.errors import UserError
 from bespoke.statistics.formatting import number, size
@@ -121,7 +122,8 @@ def _table(folder: Path, part: str) -> str:
     further = beyond(table)
     if further:
         lines += ["", "What the paper did not ask, with all samples:", "", *further]
-    return "\n".join(lines)
+    converged = {TITLES[label]: cell for label, cell in column(folder / part).items()}
+    return "\n".join([*lines, "", sentence(converged)])
 
 
 def _cell(table: Table, method: str, samples: str, paper: list[list[float]] | None, place: int) -> str:
