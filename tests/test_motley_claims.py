@@ -255,6 +255,13 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
     groups = importlib.import_module("results_groups").section(folder("groups", ("fedavg", "b")))
     assert "| still improving | | 0 % | 10.0 %, not converged |" in groups
     assert "Above 1 % a method has not converged" in groups
+    module = importlib.import_module("results_groups")
+    unsettled = module.unsettled(folder("two", ("fedavg", "group-fl")))
+    assert unsettled == {"GroupFL"}
+    assert module.Claim("a", ("FL", "GroupFL"), "b", "c", True).row(unsettled) == (
+        "| a | b | c | not judged: GroupFL not converged |"
+    )
+    assert module.Claim("a", ("FL", "PerFL"), "b", "c", True).row(unsettled) == "| a | b | c | yes |"
     fedembed = importlib.import_module("results_fedembed")
     folder("embedded/balanced-none", ("FedRep", "Global"))
     lines = fedembed.converged(tmp_path / "embedded", {("balanced", "none"): {}})
