@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,46 @@ def test_support_rows_serve_only_who_chooses_on_them() -> None:
     assert choose(support, "loss", True, "support").own == {10: 1, 20: 0}
     with pytest.raises(TypeError, match="would leak"):
         choose(support, "loss", True, "client")
+
+
+# Many clients
+
+
+def test_a_sum_that_all_candidates_share_has_one_column() -> None:
+    wide, narrow = (ValidationScores(CLIENTS, {"mse": SUMS, "count": count}) for count in (COUNT, COUNT[:, :1]))
+    np.testing.assert_array_equal(narrow.values("mse"), [[2, 1, 1], [2, 3, 3], [np.nan] * 3])
+    np.testing.assert_array_equal(narrow.values("mse"), wide.values("mse"))
+    picked = Chosen(1, {20: 0})
+    assert narrow.at(picked, "mse").tolist()[:2] == wide.at(picked, "mse").tolist()[:2] == [1.0, 2.0]
+    assert narrow.sum_at(picked, "count").tolist() == [2.0, 2.0, 0.0]
+    assert narrow.under(2, "mse").tolist()[:2] == [1.0, 3.0]
+    assert choose(narrow, "mse", True, "client") == choose(wide, "mse", True, "client") == Chosen(0, {10: 1, 20: 0})
+
+
+def test_half_the_squared_error_follows_from_the_squared_error() -> None:
+    assert scores().values("half_mse")[:2].tolist() == [[1.0, 0.5, 0.5], [1.0, 1.5, 1.5]]
+
+
+@pytest.mark.parametrize(("lower", "who"), [(True, "global"), (True, "client"), (False, "client")])
+def test_choices_agree_with_a_table_of_all_values(lower: bool, who: Any) -> None:
+    random = np.random.default_rng(2)
+    sums, count = random.integers(0, 9, (60, 7)).astype(np.float32), random.integers(0, 3, (60, 1)).astype(np.float32)
+    sums = np.where(random.random(sums.shape) < 0.1, np.nan, sums * count).astype(np.float32)
+    found = choose(ValidationScores(np.arange(60), {"mse": sums, "count": count}), "mse", lower, who)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(count > 0, sums / count, np.nan).astype(np.float64)
+    cost = np.nan_to_num(values if lower else -values, nan=np.inf)
+    seen = np.flatnonzero(np.isfinite(values).any(1))
+    assert found.default == cost[seen].mean(0).argmin()
+    assert found.own == ({int(c): int(cost[c].argmin()) for c in seen} if who == "client" else {})
+
+
+def test_choosing_never_holds_a_table_in_double_precision() -> None:
+    clients, candidates = 20_000, 50
+    sums = np.ones((clients, candidates), np.float32)
+    held = ValidationScores(np.arange(clients), {"mse": sums, "count": np.ones((clients, 1), np.float32)})
+    tracemalloc.start()
+    choose(held, "mse", True)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < clients * candidates * 8 / 4  # a quarter of such a table

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bespoke.randomness import generator
 from bespoke.statistics import significance
 from bespoke.statistics.significance import (
     Interval,
     bootstrap_means,
+    bootstrap_together,
     holm,
     percentile_interval,
     relative_change,
@@ -84,6 +86,18 @@ def test_methods_share_their_resamples() -> None:
     values = np.random.default_rng(0).normal(size=(2, 30))
     samples = bootstrap_means(np.stack([values, values + 1.0]))
     assert np.ptp(samples[:, 1] - samples[:, 0]) < 1e-12
+
+
+def test_several_sets_are_resampled_alike_each_with_its_own_clients() -> None:
+    first, second = np.random.default_rng(0).normal(size=(2, 2, 1, 12))
+    second[1, 0, 3] = np.nan  # counts in the first set alone
+    found = bootstrap_together([first, second], draws=50)
+    drawn = generator("bootstrap", 12, 1, 0).integers(0, 12, size=(50, 12))
+    with_all = [[np.mean(row[0, some]) for row in first] for some in drawn]
+    without = [[np.mean(row[0, some[some != 3]]) for row in second] for some in drawn]
+    np.testing.assert_allclose(found[0], with_all, atol=1e-12)
+    np.testing.assert_allclose(found[1], without, atol=1e-12)
+    assert bootstrap_together([]) == []
 
 
 def test_clients_that_a_seed_lacks_do_not_count() -> None:

@@ -25,7 +25,7 @@ PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Sums of scores: metric -> (clients, candidates)."""
+    """Sums of scores: metric -> (clients, candidates), or (clients, 1) where all candidates have the same."""
 
     clients: Ints
     sums: dict[str, NDArray[np.floating[Any]]]  # as precise as they were made; what follows is in double precision
@@ -36,14 +36,31 @@ class _Scores:
 
     def at(self, choice: Chosen, metric: str) -> Floats:
         """Each client's value under the candidate chosen for it."""
-        clients, chosen = np.arange(len(self.clients)), choice.of(self.clients)
-        return self._finished(metric, lambda table: table[clients, chosen])
+        chosen = choice.of(self.clients)
+        return self._finished(metric, lambda table: _picked(table, chosen))
+
+    def sum_at(self, choice: Chosen, name: str) -> NDArray[np.floating[Any]]:
+        """Each client's sum, such as "count", under the candidate chosen for it."""
+        return _picked(self.sums[name], choice.of(self.clients))
+
+    def under(self, candidate: int, metric: str) -> Floats:
+        """Each client's value under one candidate: a column of `values`, for little memory."""
+        return self._finished(metric, lambda table: table[:, candidate if table.shape[1] > 1 else 0])
+
+    @property
+    def candidates(self) -> int:
+        return max(table.shape[1] for table in self.sums.values())
 
     def _finished(self, metric: str, of: Callable[[NDArray[Any]], NDArray[Any]]) -> Floats:
         found = {name: self.sums[name] for name in sums_of(metric) if name in self.sums}
         with np.errstate(invalid="ignore", divide="ignore"):
             sums = {name: torch.from_numpy(of(table)).double() for name, table in found.items()}
             return finished(metric, sums).numpy()
+
+
+def _picked(table: NDArray[Any], chosen: Ints) -> NDArray[Any]:
+    """Each row's number in the column chosen for it."""
+    return table[np.arange(len(table)), chosen] if table.shape[1] > 1 else table[:, 0]
 
 
 class ValidationScores(_Scores):
@@ -77,7 +94,9 @@ class Chosen:
     own: dict[int, int]
 
     def of(self, clients: Ints) -> Ints:
-        return np.array([self.own.get(int(client), self.default) for client in clients], dtype=np.int64)
+        if not self.own:
+            return np.full(len(clients), self.default, dtype=np.int64)
+        return np.array([self.own.get(client, self.default) for client in clients.tolist()], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -111,21 +130,26 @@ def choose(
     allowed_type = SupportScores if who == "support" else ValidationScores
     if not isinstance(scores, allowed_type):
         raise TypeError(f"choices are made on {allowed_type.__name__}, not on {type(scores).__name__}: that would leak")
-    values = scores.values(metric)
-    candidates = np.arange(values.shape[1]) if allowed is None else np.array(allowed)
+    candidates = list(range(scores.candidates)) if allowed is None else allowed
     if who == "last":
-        return Chosen(int(candidates[-1]), {})
-    worst = np.inf if lower_is_better else -np.inf
-    cost = np.where(np.isnan(values), worst, values) * (1 if lower_is_better else -1)
-    seen: NDArray[np.bool_] = np.asarray(~np.isnan(values).all(axis=1))
+        return Chosen(candidates[-1], {})
+    seen = np.zeros(len(scores.clients), dtype=bool)  # who has a value, under whatever candidate
+    for candidate in range(scores.candidates):
+        seen |= ~np.isnan(scores.under(candidate, metric))
     if not seen.any():
-        return Chosen(int(candidates[0]), {})
-    mean = cost[seen][:, candidates].mean(axis=0)
-    common = int(candidates[int(np.argmin(mean))])
+        return Chosen(candidates[0], {})
+    means, own = [], np.full(len(seen), candidates[0])
+    least = np.full(len(seen), np.nan)
+    for candidate in candidates:  # one after the other: as a table in double precision they would be the largest of all
+        values = scores.under(candidate, metric)
+        cost = np.where(np.isnan(values), np.inf, values if lower_is_better else -values)
+        means.append(cost[seen].mean())
+        better = (cost < least) | np.isnan(least)
+        own[better], least[better] = candidate, cost[better]
+    common = candidates[int(np.argmin(means))]
     if who == "global":
         return Chosen(common, {})
-    own = candidates[np.argmin(cost[:, candidates], axis=1)]
-    return Chosen(common, {int(c): int(k) for c, k, s in zip(scores.clients, own, seen) if s})
+    return Chosen(common, dict(zip(scores.clients[seen].tolist(), own[seen].tolist())))
 
 
 def choose_by_size(

@@ -17,7 +17,7 @@ from bespoke.declarations import Reveal, reveals
 from bespoke.devices import of_worker
 from bespoke.errors import UserError
 from bespoke.federation.batches import steps_of
-from bespoke.federation.examine import ROWS, Scores
+from bespoke.federation.examine import ROWS, Scores, fill
 from bespoke.federation.held import settle
 from bespoke.federation.host import Host
 from bespoke.federation.partial import Partial
@@ -315,15 +315,11 @@ class Engine:
         for answer, share in zip(self._answers(), shares):
             for part, sums in answer.items():
                 for metric, values in sums.items():
-                    values = np.asarray(values)
                     sizes = parts[part].sizes(clients)
                     many, places = len(clients), share
                     if metric == ROWS:
                         many, places = int(sizes.sum()), _stretches(sizes, share)
-                    table = out.setdefault(part, {}).get(metric)
-                    if table is None:
-                        table = out[part][metric] = np.full((many, values.shape[1]), np.nan, values.dtype)
-                    table[places] = values
+                    fill(out.setdefault(part, {}), metric, many, places, np.asarray(values))
         return out
 
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:

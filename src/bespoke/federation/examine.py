@@ -92,28 +92,44 @@ def vectorized_scores(
     return found
 
 
-def assemble(
-    pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]], clients: int, scored: dict[str, Orders]
-) -> Scores:
-    """Put the chunks' scores in the order of the clients; clients without support rows stay NaN. Uses `pieces` up.
+class ScoreTables:
+    """The scores of a cohort, filled chunk by chunk in the order of the clients; clients without support rows stay NaN.
 
-    With many candidates these tables are the largest thing there is: they are as precise as the scores themselves, and
-    a chunk's scores are gone as soon as they are in their place.
+    With many candidates these tables are the largest thing there is. So they are as precise as the scores themselves,
+    a chunk's scores are gone as soon as they are in their place, and what is the same for all candidates (how many rows
+    were scored) has one column.
     """
-    out: Scores = {}
-    pieces.reverse()
-    while pieces:
-        positions, parts = pieces.pop()
+
+    def __init__(self, clients: int, scored: dict[str, Orders]) -> None:
+        self.clients, self.scored = clients, scored
+        self.tables: Scores = {}
+
+    def put(self, positions: Ints, parts: dict[str, dict[str, Tensor]]) -> None:
+        """The scores of a chunk, which are the clients at these positions."""
         for part, sums in parts.items():
-            sizes, begins = scored[part].sizes, scored[part].layout.begins
+            sizes, begins = self.scored[part].sizes, self.scored[part].layout.begins
+            tables = self.tables.setdefault(part, {})
             for metric, values in sums.items():
-                many, found = int(sizes.sum()) if metric == ROWS else clients, values.cpu().numpy()
-                table = out.setdefault(part, {}).get(metric)
-                if table is None:
-                    table = out[part][metric] = np.full((many, values.shape[1]), np.nan, found.dtype)
-                if metric != ROWS:
-                    table[positions] = found
+                found = values.cpu().numpy()
+                if metric == ROWS:
+                    if metric not in tables:
+                        tables[metric] = np.full((int(sizes.sum()), found.shape[1]), np.nan, found.dtype)
+                    for place, rows in zip(positions, found):  # (candidates, rows), padded
+                        tables[metric][begins[place] : begins[place] + sizes[place]] = rows[:, : sizes[place]].T
                     continue
-                for place, rows in zip(positions, found):  # (candidates, rows), padded
-                    table[begins[place] : begins[place] + sizes[place]] = rows[:, : sizes[place]].T
-    return out
+                if metric.endswith("count") and (found == found[:, :1]).all():
+                    found = found[:, :1]
+                fill(tables, metric, self.clients, positions, found)
+
+
+def fill(
+    tables: dict[str, NDArray[np.floating[Any]]], metric: str, many: int, places: Ints, values: NDArray[Any]
+) -> None:
+    """Put `values` in these places of a table of `many` rows; it has one column while all candidates are the same."""
+    table = tables.get(metric)
+    if table is None:
+        table = np.full((many, values.shape[1]), np.nan, values.dtype)
+    elif table.shape[1] < values.shape[1]:
+        table = np.repeat(table, values.shape[1], axis=1)
+    table[places] = values
+    tables[metric] = table

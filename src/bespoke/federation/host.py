@@ -22,7 +22,7 @@ from bespoke.devices import CPU, has_double, home, onto, working_on
 from bespoke.errors import UserError
 from bespoke.federation.batches import WHOLE, Layout, Orders, SlicedBatches, StackedBatches, columns_of, work_of
 from bespoke.federation.chunks import Chunks
-from bespoke.federation.examine import HELD, Scores, assemble, candidates, scores, vectorized_scores
+from bespoke.federation.examine import HELD, Scores, ScoreTables, candidates, scores, vectorized_scores
 from bespoke.federation.held import Held
 from bespoke.federation.local_layers import SUFFIX, LocalLayers
 from bespoke.federation.partial import Partial, collect
@@ -306,7 +306,7 @@ class Host:
         orders = Orders.draw(self._held(support), clients, batching, key, device)
         scored = {name: Orders.draw(self._held(part), clients, WHOLE, None, device) for name, part in parts.items()}
         shared, own = self._put(shared), self._put(own) if own else None
-        pieces: list[tuple[Ints, dict[str, dict[str, Tensor]]]] = []
+        tables = ScoreTables(len(clients), scored)
         # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
         trained = self.private.holds(clients)
         chunks = self._chunks()
@@ -319,8 +319,10 @@ class Host:
             private, _ = self._parted(self._put(self.private.read(clients[positions])))
             with working_on(device):
                 common, mine = _sent(shared, own, rows, positions)
-                pieces += self._scored(common, mine, private, orders, scored, positions, clients, new, by_row)
-        return assemble(pieces, len(clients), scored)
+                found = self._scored(common, mine, private, orders, scored, positions, clients, new, by_row)
+            for places, sums in found:
+                tables.put(places, sums)
+        return tables.tables
 
     def _scored(
         self, shared: Tree, own: Tree, private: Tree, orders: Orders, scored: dict[str, Orders], positions: Ints,

@@ -381,7 +381,7 @@ class Regression(BaseTask):
         squared = (error * error * mask).sum()
         loss = self.factor * squared / self.unit**2
         absolute = (error.abs() * mask).sum()
-        return {"mse": squared, "half_mse": squared / 2, "mae": absolute, "loss": loss, "count": mask.sum()}
+        return {"mse": squared, "mae": absolute, "loss": loss, "count": mask.sum()}
 
 
 @dataclass(frozen=True)
@@ -480,6 +480,7 @@ def log_mixture(outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
 
 DERIVED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # metrics that follow from another one's mean
     "rmse": ("mse", torch.sqrt),
+    "half_mse": ("mse", lambda mse: mse / 2),
     "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
 }
 

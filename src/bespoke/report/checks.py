@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -205,15 +206,15 @@ def _edge_of_candidates(method: MethodSummary, runs: list[FinishedRun], table: p
     names = list((runs[0].result.get("candidates") or {}) if runs else {})
     settings = {name: settings_of(name) for name in names}
     words = list(dict.fromkeys(word for found in settings.values() for word in found))
-    rows = table["candidate"][table["method"] == method.label] if "candidate" in table else []
+    chosen = Counter(table["candidate"][table["method"] == method.label]) if "candidate" in table else Counter[str]()
     edges = []
     for word in words:
         values = sorted({found[word] for found in settings.values() if word in found and found[word] != 0})
-        picked = [settings[name][word] for name in rows if word in settings.get(name, {})]
+        picked = {name: many for name, many in chosen.items() if word in settings.get(name, {})}
         if len(values) < 3 or not picked:
             continue
         for edge, which in ((values[0], "smallest"), (values[-1], "largest")):
-            part = sum(value == edge for value in picked) / len(rows)
+            part = sum(many for name, many in picked.items() if settings[name][word] == edge) / chosen.total()
             if part > MANY and not (which == "smallest" and word == "epoch") and (word, edge) not in ENDS:
                 edges.append(f"{word} {edge:g}, the {which} of {len(values)}, by {percent(100 * part)} % of clients")
     return [Concern(method.label, "grid", f"{method.title}: chosen at the edge of what was tried: {listing(edges)}. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bespoke.report.checks import SIZEABLE, concerns
+from bespoke.report.checks import SIZEABLE
 from bespoke.report.embeddings import embedding_parts
 from bespoke.report.figures import Figure, Style
 from bespoke.report.motley_figures import (
@@ -57,14 +57,13 @@ def motley_parts(
     for place, found in enumerate(clusters_of(table)):
         figures[f"clusters-{place}"] = clusters_figure(found)
         clusters.append({"name": f"clusters-{place}", "title": titles[found.label], "clusters": found})
-    found_concerns = concerns(study, summary, table)
-    lines = motley_lines(study, table, summary, found_concerns)
+    lines = motley_lines(study, table, summary, summary.concerns)
     about = {
         "lines": lines,
         "published": any(line.published() for line in lines),
         "source": (study.compare.get("expected") or {}).get("source", ""),
         "differs": (study.compare.get("expected") or {}).get("differs", []),
-        "concerns": found_concerns,
+        "concerns": summary.concerns,
         "sizeable": SIZEABLE,
         "clusters": clusters,
         "ood": [{"title": titles[a.label], "told": told(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])],

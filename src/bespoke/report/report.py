@@ -166,12 +166,12 @@ class _Numbers:
         samples = {}
         # One client says nothing about others: no interval rather than one of no width.
         if len(box.clients) > 1:
+            finite = {name: values for name, values in box.references.items() if np.isfinite(values).any()}
+            sets = [np.stack([box.of(m) for m in sound])] if sound else []
+            drawn = significance.bootstrap_together([*sets, *(values[None] for values in finite.values())])
             if sound:
-                samples = dict(zip(sound, significance.bootstrap_means(np.stack([box.of(m) for m in sound])).T))
-            samples |= {
-                name: significance.bootstrap_means(values[None])[:, 0]
-                for name, values in box.references.items() if np.isfinite(values).any()
-            }  # fmt: skip
+                samples = dict(zip(sound, drawn.pop(0).T))
+            samples |= {name: means[:, 0] for name, means in zip(finite, drawn)}
         else:
             samples = {label: np.full(1, np.nan) for label in [*sound, *box.references]}
         runs = [run for run in (*study.runs, *study.references) if run.seed in box.seeds]

@@ -217,7 +217,7 @@ class Scoring:
         """Each query row's part of the metric under its client's candidate; their mean is the client's value."""
         sizes, chosen = self.experiment.split.test.query.sizes(clients), picked.of(clients)
         values = query.sums[ROWS][np.arange(sizes.sum()), np.repeat(chosen, sizes)].astype(np.float64)
-        counted = query.sums["count"][np.arange(len(clients)), chosen]  # rows, or the tokens of all of them
+        counted = query.sum_at(picked, "count")  # rows, or the tokens of all of them
         weighted: NDArray[np.float64] = values * np.repeat(sizes / counted, sizes)
         return weighted
 
@@ -246,10 +246,11 @@ def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
     for part in dict.fromkeys(name for _, scores in pieces for name in scores):
         example = next(scores[part] for _, scores in pieces if part in scores)
         for metric, table in example.items():
+            width = max(scores[part][metric].shape[1] for _, scores in pieces if part in scores)
             blocks = [
-                scores[part][metric]
+                np.broadcast_to(found := scores[part][metric], (len(found), width))
                 if part in scores
-                else np.full((0 if metric == ROWS else clients, table.shape[1]), np.nan, table.dtype)
+                else np.full((0 if metric == ROWS else clients, width), np.nan, table.dtype)
                 for clients, scores in pieces
             ]
             joined.setdefault(part, {})[metric] = np.concatenate(blocks)

@@ -62,7 +62,7 @@ class Results:
     def _clients(self, served: Ints | None) -> None:
         split, population = self.experiment.split, self.experiment.population
         query, own, picked = self.final.query, self.final.own, self.final.picked
-        clients = query.clients
+        clients, names = query.clients, self._names
         table: dict[str, Any] = {
             "client": [population.ids[c] for c in clients],
             "group": [population.group_of(c) for c in clients],
@@ -70,7 +70,7 @@ class Results:
             "support_examples": split.test.support.sizes(clients),
             "validation_examples": split.test.validation.sizes(clients),
             "query_examples": split.test.query.sizes(clients),
-            "candidate": [self._names[k] for k in picked.of(clients)],
+            "candidate": [names[k] for k in picked.of(clients)],
             **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
             **self._counted(),
         }
@@ -133,8 +133,7 @@ class Results:
         validation, candidates = None, {}
         if final.held_out is not None:
             validation = json_number(np.nanmean(final.held_out.at(picked, metric)))
-            means = np.nanmean(final.held_out.values(metric), axis=0)
-            candidates = {name: json_number(value) for name, value in zip(names, means)}
+            candidates = {name: json_number(_mean(final.held_out.under(k, metric))) for k, name in enumerate(names)}
         chosen: dict[str, Any] = {"candidate": names[picked.default], "by_client": bool(picked.own)}
         if final.who is not None:
             chosen["who"] = {name: json_number(value) for name, value in final.who.items()}
@@ -174,6 +173,12 @@ class Results:
         taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
         without = json_number(np.nanmean(query.at(plain, self.experiment.metric)))
         return {**asdict(rule), "accepted": taken, "query_without": without}
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    """The mean of what is known, added up in the order of the clients."""
+    known = values[~np.isnan(values)]
+    return float(known.cumsum()[-1] / len(known)) if len(known) else float("nan")
 
 
 def _ruled(rule: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -50,14 +50,17 @@ def acceptances(
     labels = list(dict.fromkeys(table["method"]))
     if baseline not in labels or f"validation_{metric}" not in table:
         return []
-    found = []
+    found: list[tuple[str, _Pairs, _Rule]] = []
     for label in labels:
         if label != baseline:
             pairs = _pairs(table, label, baseline, metric)
-            found += [
-                _judge(pairs, label, rule, lower) for rule in _rules(runs, pairs, label, baseline, metric, lower, asked)
-            ]
-    return found
+            found += [(label, pairs, rule) for rule in _rules(runs, pairs, label, baseline, metric, lower, asked)]
+    samples: dict[int, Floats] = {}
+    for shape in {pairs.personal.shape for _, pairs, _ in found}:  # as a rule one: all methods have the same clients
+        alike = [place for place, (_, pairs, _) in enumerate(found) if pairs.personal.shape == shape]
+        sets = [np.stack([p.personal, p.under(rule), p.shared]) for _, p, rule in (found[place] for place in alike)]
+        samples |= zip(alike, significance.bootstrap_together(sets))
+    return [_judge(pairs, label, rule, lower, samples[place]) for place, (label, pairs, rule) in enumerate(found)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class _Pairs:
     shared: Floats
     personal_validation: Floats
     shared_validation: Floats
+
+    def under(self, rule: _Rule) -> Floats:
+        """What clients have under a rule."""
+        return np.where(rule.takes, self.personal, self.shared)
 
 
 @dataclass(frozen=True)
@@ -160,12 +167,12 @@ def _enough(examples: Floats, personal: Floats, shared: Floats, lower: bool) -> 
     return float(tried[int(best)])
 
 
-def _judge(pairs: _Pairs, label: str, rule: _Rule, lower: bool) -> Accepted:
+def _judge(pairs: _Pairs, label: str, rule: _Rule, lower: bool, samples: Floats) -> Accepted:
+    """`samples`: bootstrap means of the personal models, of what the rule gives, and of the shared model."""
     known = np.isfinite(pairs.personal)
-    accepted = np.where(rule.takes, pairs.personal, pairs.shared)
+    accepted = pairs.under(rule)
     plain_hurt = over.gains(pairs.personal, pairs.shared, lower).hurt
     hurt = over.gains(accepted, pairs.shared, lower).hurt
-    samples = significance.bootstrap_means(np.stack([pairs.personal, accepted, pairs.shared]))
     change = significance.percentile_interval(samples[:, 1] - samples[:, 0])
     # lost: what is left of the change against the baseline lies beyond the interval of that change without a rule
     without = significance.percentile_interval(samples[:, 0] - samples[:, 2])

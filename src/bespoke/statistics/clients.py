@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,16 +70,16 @@ def cells(
         raise UserError(f"the methods have no seed in common ({found}), so their clients cannot be paired")
     table = table[table["seed"].isin(seeds)].sort_values(["client", "seed", "method"])
     clients = sorted(set(table["client"]))
-    values = _arranged(table, column, methods, seeds, clients)
-    weights = np.nan_to_num(_arranged(table, weight, methods, seeds, clients))
-    present = ~np.isnan(_arranged(table.assign(here=1.0), "here", methods, seeds, clients))
+    places = _places(table, methods, seeds, clients)
+    values, weights = _arranged(table[column], places), np.nan_to_num(_arranged(table[weight], places))
+    present = ~np.isnan(_arranged(np.ones(len(table)), places))
     if len(methods) > 1 and not present.all(0).any():
         raise UserError("the runs have no client in common; report on runs of the same data and split")
 
     beside: dict[str, Floats] = {}
     if references is not None:
         labels = list(dict.fromkeys(references["method"]))
-        beside = dict(zip(labels, _arranged(references, column, labels, seeds, clients)))
+        beside = dict(zip(labels, _arranged(references[column], _places(references, labels, seeds, clients))))
     finite = np.isfinite(values)
     tested = finite.any(0)
     for reference in beside.values():
@@ -105,17 +105,26 @@ def cells(
     )
 
 
-def _arranged(
-    table: pd.DataFrame, column: str, methods: Sequence[str], seeds: Sequence[int], clients: Sequence[str]
-) -> Floats:
+@dataclass(frozen=True)
+class _Places:
+    """Where the rows of a table go in a box of methods x seeds x clients."""
+
+    shape: tuple[int, ...]
+    inside: NDArray[np.bool_]  # a reference may know seeds and clients that the methods do not
+    axes: tuple[NDArray[np.int64], ...]  # of the rows inside
+
+
+def _places(table: pd.DataFrame, methods: Sequence[str], seeds: Sequence[int], clients: Sequence[str]) -> _Places:
+    listed = {"method": methods, "seed": seeds, "client": clients}
+    place = [table[name].map({key: i for i, key in enumerate(keys)}).to_numpy(float) for name, keys in listed.items()]
+    inside = np.isfinite(place).all(0)
+    return _Places(tuple(map(len, listed.values())), inside, tuple(axis[inside].astype(int) for axis in place))
+
+
+def _arranged(values: pd.Series[Any] | Floats, places: _Places) -> Floats:
     """One column as (methods, seeds, clients); NaN where the table has no row."""
-    place = [
-        table[name].map({key: i for i, key in enumerate(keys)}).to_numpy(float)
-        for name, keys in (("method", methods), ("seed", seeds), ("client", clients))
-    ]
-    inside = np.isfinite(place).all(0)  # a reference may know seeds and clients that the methods do not
-    box = np.full((len(methods), len(seeds), len(clients)), np.nan)
-    box[tuple(axis[inside].astype(int) for axis in place)] = table[column].to_numpy(float)[inside]
+    box = np.full(places.shape, np.nan)
+    box[places.axes] = np.asarray(values, dtype=float)[places.inside]
     return box
 
 
@@ -237,9 +246,9 @@ def gains(values: Floats, baseline: Floats, lower_is_better: bool) -> Gains:
     average = np.where(known, pairs, 0.0).sum(0) / np.where(seeds > 0, seeds, np.nan)
     worse, better = (pairs < 0).sum(0), (pairs > 0).sum(0)
     by_loss = np.argsort(average, kind="stable")  # NaN last, ties in the order of ids
-    hurt = [int(i) for i in by_loss if worse[i] * 2 > seeds[i] and average[i] < 0]
+    hurt = by_loss[((worse * 2 > seeds) & (average < 0))[by_loss]].tolist()
     by_gain = np.argsort(-average, kind="stable")
-    helped = [int(i) for i in by_gain if better[i] * 2 > seeds[i] and average[i] > 0]
+    helped = by_gain[((better * 2 > seeds) & (average > 0))[by_gain]].tolist()
     fractions = [
         over_seeds(_mean(compare(row[np.isfinite(row)], 0.0).astype(float)) for row in pairs)
         for compare in (np.less, np.greater, np.equal)

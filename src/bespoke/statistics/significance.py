@@ -42,26 +42,43 @@ def bootstrap_means(values: Floats, draws: int | None = None) -> Floats:
 
     Seeds and clients are resampled independently, with replacement (the pigeonhole bootstrap, Owen 2007, made for
     crossed factors: the same clients are tested with every seed). All methods share a resample, so the difference of
-    two columns is a resample of their mean paired difference.
+    two columns is a resample of their mean paired difference. A client counts where all methods have a value.
     """
-    methods, seeds, clients = values.shape
+    return bootstrap_together([values], draws)[0]
+
+
+def bootstrap_together(sets: Sequence[Floats], draws: int | None = None) -> list[Floats]:
+    """`bootstrap_means` of several sets of the same seeds and clients; a client may count in one and not in another.
+
+    Drawing clients takes most of the time, and the draws depend on the numbers of seeds and clients alone.
+    """
+    if not sets:
+        return []
+    seeds, clients = sets[0].shape[1:]
     draws = draws or draws_for(clients)
-    known = np.isfinite(values).all(0)
-    flat = np.concatenate([np.where(known, values, 0.0).reshape(-1, clients), known.astype(float)]).T
+    from threadpoolctl import threadpool_limits
+
+    flats = []
+    for values in sets:
+        known = np.isfinite(values).all(0)
+        flats.append(np.concatenate([np.where(known, values, 0.0).reshape(-1, clients), known.astype(float)]).T)
     chunk = max(_CHUNK // max(clients, 1), 1)
-    means = np.empty((draws, methods))
-    for start in range(0, draws, chunk):
-        size = min(chunk, draws - start)
-        rng = generator("bootstrap", clients, seeds, start)
-        picked = rng.integers(0, clients, size=(size, clients)) + np.arange(size)[:, None] * clients
-        counts = np.bincount(picked.ravel(), minlength=size * clients).reshape(size, clients).astype(float)
-        sums = (counts @ flat).reshape(size, methods + 1, seeds)
-        present = sums[:, -1:, :]
-        seed_means = sums[:, :-1, :] / np.where(present > 0, present, 1.0)
-        seed_counts = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)[:, None, :] * (present > 0)
-        total = seed_counts.sum(-1)
-        weighted = (seed_counts * seed_means).sum(-1)
-        means[start : start + size] = weighted / np.where(total > 0, total, np.nan)
+    means = [np.empty((draws, len(values))) for values in sets]
+    with threadpool_limits(1, "blas"):  # products are small: to wait for other threads takes longer than they do
+        for start in range(0, draws, chunk):
+            size = min(chunk, draws - start)
+            rng = generator("bootstrap", clients, seeds, start)
+            picked = rng.integers(0, clients, size=(size, clients)) + np.arange(size)[:, None] * clients
+            counts = np.bincount(picked.ravel(), minlength=size * clients).reshape(size, clients).astype(float)
+            times = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=size)[:, None, :]
+            for found, flat in zip(means, flats):
+                sums = (counts @ flat).reshape(size, -1, seeds)
+                present = sums[:, -1:, :]
+                seed_means = sums[:, :-1, :] / np.where(present > 0, present, 1.0)
+                seed_counts = times * (present > 0)
+                total = seed_counts.sum(-1)
+                weighted = (seed_counts * seed_means).sum(-1)
+                found[start : start + size] = weighted / np.where(total > 0, total, np.nan)
     return means
 
 
@@ -102,13 +119,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values (Benjamini and Hochberg 1995): those at most q are a set with q false discoveries expected."""
-    order = sorted(range(len(p_values)), key=lambda i: -p_values[i])
-    adjusted = [0.0] * len(p_values)
-    smallest = 1.0
-    for rank, i in enumerate(order):
-        smallest = min(smallest, p_values[i] * len(p_values) / (len(p_values) - rank))
-        adjusted[i] = smallest
-    return adjusted
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(-p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum.accumulate(np.append(1.0, p[order] * len(p) / (len(p) - np.arange(len(p)))))[1:]
+    return adjusted.tolist()
 
 
 def relative_change(difference: float, baseline: float) -> float:
