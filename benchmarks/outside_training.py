@@ -9,6 +9,7 @@ them it is in. A second counts as outside if no process trains or scores in it, 
 """
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import bespoke
 import sections
 from bespoke.cli.exit_codes import program
 from bespoke.errors import UserError
@@ -28,15 +30,15 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "speed.md"
 INSIDE = ("training", "scoring")
 IDLE = "waiting"
-LONGEST = 1.0  # seconds without a word after which a process has ended: it says something twice as often
+LONGEST = 0.5  # seconds from a process's last word to its end: it says something as often
 
 Stretch = tuple[float, float, str]  # from, until, what
 
 
 def stretches(notes: list[tuple[float, str]], end: float) -> list[Stretch]:
-    """What one process did when, from its notes; the last one holds until `end`, or until it fell silent."""
-    followed = zip(notes, [*(at for at, _ in notes[1:]), end])
-    return [(at, min(until, at + LONGEST), what) for (at, what), until in followed]
+    """What one process did when, from its notes; the last one holds until `end`, or until nothing more was heard."""
+    heard = [at for at, _ in notes[1:]] + [min(end, notes[-1][0] + LONGEST)]
+    return [(at, until, what) for (at, what), until in zip(notes, heard)]
 
 
 def without(busy: Iterable[tuple[float, float]], begin: float, end: float) -> list[tuple[float, float]]:
@@ -80,6 +82,7 @@ def shares(processes: list[list[Stretch]], begin: float, end: float) -> dict[str
 
 def measured(arguments: list[str]) -> tuple[dict[str, float], int]:
     """Seconds by what was done, and how many processes there were."""
+    compileall.compile_dir(str(Path(bespoke.__file__).parent), quiet=2)  # as an installation does
     with tempfile.TemporaryDirectory() as temporary:
         notes = Path(temporary) / "notes"
         notes.mkdir()

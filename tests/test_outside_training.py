@@ -63,8 +63,10 @@ def test_gaps() -> None:
     assert without([], 0.0, 2.0) == [(0.0, 2.0)]
 
 
-def test_a_process_that_falls_silent_has_ended() -> None:
-    assert stretches([(1.0, "training"), (1.4, "report")], 9.0) == [(1.0, 1.4, "training"), (1.4, 2.4, "report")]
+def test_a_process_ends_soon_after_its_last_word_or_with_the_command() -> None:
+    notes = [(1.0, "training"), (4.0, "report")]  # a busy machine let it wait for three seconds
+    assert stretches(notes, 9.0) == [(1.0, 4.0, "training"), (4.0, 4.5, "report")]
+    assert stretches(notes, 4.25) == [(1.0, 4.0, "training"), (4.0, 4.25, "report")]
 
 
 def test_seconds_by_what_was_done() -> None:

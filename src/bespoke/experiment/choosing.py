@@ -49,7 +49,7 @@ class _Scores:
 
     @property
     def candidates(self) -> int:
-        return max(table.shape[1] for table in self.sums.values())
+        return max(int(table.shape[1]) for table in self.sums.values())
 
     def _finished(self, metric: str, of: Callable[[NDArray[Any]], NDArray[Any]]) -> Floats:
         found = {name: self.sums[name] for name in sums_of(metric) if name in self.sums}

@@ -117,7 +117,7 @@ class _Places:
 def _places(table: pd.DataFrame, methods: Sequence[str], seeds: Sequence[int], clients: Sequence[str]) -> _Places:
     listed = {"method": methods, "seed": seeds, "client": clients}
     place = [table[name].map({key: i for i, key in enumerate(keys)}).to_numpy(float) for name, keys in listed.items()]
-    inside = np.isfinite(place).all(0)
+    inside: NDArray[np.bool_] = np.asarray(np.isfinite(place).all(0))
     return _Places(tuple(map(len, listed.values())), inside, tuple(axis[inside].astype(int) for axis in place))
 
 
