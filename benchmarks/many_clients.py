@@ -89,10 +89,10 @@ def section(measured: list[dict[str, float]]) -> str:
         clients = most["clients"] - fewer["clients"]
         time, memory = (most[what] - fewer[what] for what in ("cpu", "gigabytes"))
         more = f"From {fewer['clients']:,} to {most['clients']:,} clients, each costs another "
-        more += f"{1e6 * time / clients:.0f} us of CPU and {2**20 * memory / clients:.1f} kB of memory. "
+        more += f"{1e6 * time / clients:.0f} us of CPU and {2**20 * memory / clients:.1f} kB of memory."
         if (missing := TARGET - most["clients"]) > 0:
             needed = most["gigabytes"] + missing * memory / clients
-            more += f"By this {TARGET:,} clients, which were not measured, would need {needed:.1f} GB. "
+            more += f"\nBy this {TARGET:,} clients, which were not measured, would need {needed:.1f} GB."
     table = "\n".join(rows)
     return f"""## A whole comparison of many clients
 
@@ -104,9 +104,10 @@ the report included; one process, one run of each size (seconds of CPU, which a 
 | ---: | ---: | ---: | ---: | ---: |
 {table}
 
-{more}The largest part are the scores of all 46 candidates of fine-tuning on all clients' rows. They are
-in single precision, have one column for what all candidates share, and are put in their tables while personal models
-are made. Choices are made one candidate after the other."""
+{more}
+The largest part are the scores of all 46 candidates of fine-tuning on all clients' rows. They are in single precision,
+have one column for what all candidates share, and are put in their tables while personal models are made. Choices are
+made one candidate after the other."""
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
         ([COMPARE, ("/x/bespoke/study/scheduler.py", "_together"), ("/x/selectors.py", "select")], "waiting"),
         ([("/x/bespoke/study/lanes.py", "_serve"), ("/x/multiprocessing/connection.py", "recv")], "waiting"),
         ([("/x/bespoke/study/lanes.py", "_serve"), ("/x/bespoke/runs/evaluation.py", "final")], "scoring"),
+        ([("/x/multiprocessing/resource_tracker.py", "main")], "waiting"),
         ([("/x/bespoke/cli/console.py", "show_report")], "report"),
         ([("/x/other/runs/training.py", "_stage")], "start"),  # somebody else's
     ],

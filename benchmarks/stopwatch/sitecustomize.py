@@ -29,6 +29,7 @@ DOES = {
     ("bespoke/study/scheduler.py", "__exit__"): "processes started and ended",
     ("bespoke/study/scheduler.py", "_together"): WAITING,
 }
+SERVES = "multiprocessing/resource_tracker.py"  # a process of multiprocessing's own, which only waits
 OTHERWISE = {  # where no frame says it
     ("bespoke/study/comparison.py", "run"): "other work",
     ("bespoke/study/lanes.py", "_serve"): "other work",
@@ -43,7 +44,7 @@ def doing(frame: FrameType | None) -> str:
         place = "/".join(path.replace("\\", "/").split("/")[-3:]), name
         found, otherwise = DOES.get(place, found), OTHERWISE.get(place, otherwise)
         importing = importing or path.startswith("<frozen importlib")
-        listening = listening or (name == "recv" and path.endswith("connection.py"))
+        listening = listening or (name == "recv" and path.endswith("connection.py")) or path.endswith(SERVES)
         frame = frame.f_back
     if importing and found not in ("training", "scoring"):
         return "imports"
