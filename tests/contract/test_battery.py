@@ -513,8 +513,9 @@ def test_candidates_are_as_many_as_models(method: str) -> None:
     models = list(made.personalize(down, made.init_private(params), orders.sliced(0)))
     assert len(models) == len(made.candidates())
     assert len(set(made.candidates())) == len(models)
-    scores = reference("linear", method).scores["query"]["count"]
-    assert scores.shape[1] == len(models)
+    sums = reference("linear", method).scores["query"]
+    assert sums["mse"].shape[1] == len(models)
+    assert sums["count"].shape[1] == 1  # the same for all candidates
 
 
 @pytest.mark.parametrize("part", ["all", "last"])
