@@ -19,6 +19,7 @@ coverage: $(VENV)/.test-ready
 
 lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 # The site in build/site; warnings are errors.

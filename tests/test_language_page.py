@@ -54,9 +54,7 @@ def test_what_was_tried_is_listed(language: Any) -> None:
     assert "{'server.lr': 0.01}: 250.0, {'server.lr': 0.1}: 300.0; chosen {'server.lr': 0.01}" in text
 
 
-def test_word_frequencies_come_from_the_cache(
-    language: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_word_frequencies_come_from_the_cache(language: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"title": "By topics", "columns": ["group", "talks", "gain"], "rows": [["sea", 1200, "+3.1 %"]]}
     (tmp_path / "language-unigrams.json").write_text(json.dumps([{"title": "All talks", "tables": [table]}]))
     page = tmp_path / "page.md"
@@ -69,9 +67,7 @@ def test_word_frequencies_come_from_the_cache(
     assert "| general | 211.2 | 190.1 | 178.3 | **168.1** |" in text
 
 
-def test_without_runs_it_says_what_to_do(
-    language: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_runs_it_says_what_to_do(language: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BESPOKE_DATA", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["language.py", str(tmp_path), "--output", str(tmp_path / "page.md")])

@@ -96,9 +96,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_killed_run_ends_with_the_same_bytes(
-    case: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_killed_run_ends_with_the_same_bytes(case: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     model, data, stages = CASES[case]
     experiment = described(request.getfixturevalue(data), model, *stages)
     whole = run(experiment, tmp_path / "whole")

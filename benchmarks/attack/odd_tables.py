@@ -152,9 +152,7 @@ def _parquet(draw: random.Random, names: list[str], columns: list[tuple[str, lis
     return file.getvalue()
 
 
-def _text(
-    draw: random.Random, names: list[str], columns: list[tuple[str, list[Any]]], file: str, wild: bool
-) -> bytes:
+def _text(draw: random.Random, names: list[str], columns: list[tuple[str, list[Any]]], file: str, wild: bool) -> bytes:
     comma = "\t" if file.endswith(".tsv") else draw.choice((",", ";", "|") if wild else (",",))
     end, holes = draw.choice(("\n", "\n", "\r\n", "\r")), draw.choice(("", "", "NA", "NaN", "null", "?"))
     lines = [names, *([holes if entry is None else entry for entry in row] for row in zip(*(v for _, v in columns)))]

@@ -22,6 +22,7 @@ from bespoke.methods.parts.heads import body_and_head
 # These are pure functions. A client's functions see one client and never the server's state; what is sent is declared
 # (`uplink`, inherited from FedAvg: a change and a weight, of which the server learns the sums).
 
+
 # %%
 @bespoke.register
 class FedPer(FedAvg):

@@ -29,6 +29,7 @@ people = bespoke.population(rows, task="classification")
 # `"average"` they travel with the parameters. With `"private"` BatchNorm stays on each client, the rule of FedBN.
 # `bespoke.model` takes a function that makes the module, so that every run starts from weights of its own seed.
 
+
 # %%
 class Net(nn.Module):
     def __init__(self):
@@ -74,6 +75,7 @@ for name, result in results.items():
 # A loss takes outputs and targets of rows and gives a number for each row, or their mean. A metric gives a number for
 # one client. `outputs` takes the predictions out of what `forward` returns, and `inputs` names its arguments: for a
 # model of Hugging Face `inputs=("input_ids", "attention_mask"), outputs=lambda o: o.logits`.
+
 
 # %%
 def smoothed(outputs, y):

@@ -132,9 +132,7 @@ def _named(experiment: dict[str, Any]) -> dict[str, Any]:
 
 
 @checked_call
-def run(
-    experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: Sequence[Callback] = ()
-) -> RunRecord:
+def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: Sequence[Callback] = ()) -> RunRecord:
     """Run an experiment (a TOML file, or the same as a dict) into a folder, or go on with it; returns its result."""
     raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     raw.pop("tune", None)

@@ -17,8 +17,7 @@ from bespoke.models.own_metric import METRICS, Metric
 from bespoke.registry import Registry
 
 REGISTRIES: dict[str, Registry[Any]] = {
-    registry.kind: registry
-    for registry in (METHODS, SOURCES, METRICS, OPTIMIZERS, PARTITIONERS, SAMPLERS, CALLBACKS)
+    registry.kind: registry for registry in (METHODS, SOURCES, METRICS, OPTIMIZERS, PARTITIONERS, SAMPLERS, CALLBACKS)
 }
 T = TypeVar("T")
 

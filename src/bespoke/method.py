@@ -121,6 +121,7 @@ class Method:  # the defaults: one model in the server, nothing private, the glo
 
     def batching(self) -> Batching:  # minibatches of a training round
         return Batching()
+
     support_batching = batching  # and of the rows a client adapts on
 
     def init_private(self, params: Params) -> Tree:  # what a client holds before its first round

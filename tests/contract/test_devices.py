@@ -353,7 +353,6 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: 
         chosen(monkeypatch, ["cpu", "cuda", "cuda:0"], "cuda:3")
 
 
-
 EXPERIMENT = """
 metric = "mse"
 [data]

@@ -61,7 +61,7 @@ def test_in_units_and_the_same_where_clients_are_stacked() -> None:
         x, y = (place.population.columns[name][own] for name in ("x", "y"))
         error = 2.0 * (x @ start["weight"].T + start["bias"])[:, 0] - 2.0 * y
         assert stacked["furthest"][at, 0] == pytest.approx(float(error.abs().max()), rel=1e-4)
-    known = (2.0 * place.population.columns["y"] + 10.0)
+    known = 2.0 * place.population.columns["y"] + 10.0
     assert all(bool(torch.isclose(known, value, atol=1e-4).any()) for y in shown for value in y)
 
 

@@ -163,9 +163,7 @@ class Analyses:
         if wanted.tests or every:
             cut = wanted.tests or FRACTIONS
             asked = {"fractions": list(cut)}
-            jobs.append(
-                _Job("smaller-tests", asked, partial(check_smaller, run), lambda c: smaller_tests(run, c, cut))
-            )
+            jobs.append(_Job("smaller-tests", asked, partial(check_smaller, run), lambda c: smaller_tests(run, c, cut)))
         if numbers := wanted.numbers:
             asked = {"numbers": list(numbers)}
             jobs.append(

@@ -33,9 +33,7 @@ def rescore(
     weight: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Of the language model; or tune (the default).")
     ] = None,
-    bonus: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="For each word; or tune (the default).")
-    ] = None,
+    bonus: Annotated[str | None, typer.Option(metavar="NUMBER", help="For each word; or tune (the default).")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/rescore-NAME).")
     ] = None,

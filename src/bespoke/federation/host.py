@@ -36,7 +36,6 @@ Ints = NDArray[np.int64]
 AnyRows = TypeVar("AnyRows", bound=Rows)
 
 
-
 @dataclass(frozen=True)
 class CohortPlan:
     """A cohort's layout and how it is executed; a cohort that comes again, as silos do, is planned once."""

@@ -72,4 +72,3 @@ class LocalLayers:
 
     def write(self, clients: Iterable[int], layers: Tree) -> None:
         self.table.write(clients, layers)
-

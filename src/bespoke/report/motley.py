@@ -69,7 +69,8 @@ def motley_parts(
         "ood": [{"title": titles[a.label], "told": told(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])],
         "fewer": [
             {"title": titles[a.label], "told": told(a)}
-            for kind in ("fewer-examples", "examples") for a in by_kind.get(kind, [])
+            for kind in ("fewer-examples", "examples")
+            for a in by_kind.get(kind, [])
         ],
         "smaller": [{"title": titles[a.label], "told": told(a)} for a in by_kind.get("smaller-tests", [])],
         "crossed": [

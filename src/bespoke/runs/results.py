@@ -123,9 +123,7 @@ class Results:
             table[f"validation_{metric}"] = held_out.at(self.final.picked, metric)
         self.folder.write_table("selection.parquet", table)
 
-    def _result(
-        self, params: Params, excluded: Counter[str], privacy: PrivacyRecord | None
-    ) -> RunRecord:
+    def _result(self, params: Params, excluded: Counter[str], privacy: PrivacyRecord | None) -> RunRecord:
         experiment, final, names = self.experiment, self.final, self._names
         task, metric, picked = experiment.task, experiment.metric, final.picked
         rounds = self.folder.read_log("rounds.jsonl")

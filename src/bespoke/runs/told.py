@@ -151,4 +151,3 @@ class Teller:
             "stage": self.stage, "method": experiment.stages[self.stage].method.card.name, "round": number,
             "step": self.before + number,
         }  # fmt: skip
-

@@ -84,9 +84,7 @@ def cautions(planned: Iterable[Experiment]) -> list[str]:
 LAYERS = {"layers": "the parameters and statistics of the model's normalization layers"}  # FedBN's rule
 
 
-def describe(
-    method: Method, robust: RobustConfig | None = None, aggregator: Aggregator | None = None
-) -> MethodRecord:
+def describe(method: Method, robust: RobustConfig | None = None, aggregator: Aggregator | None = None) -> MethodRecord:
     """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
     bounded = aggregator.transform(method) if aggregator else None
     uplink = {**shown(method, robust), **(bounded.reveals if bounded else {})}

@@ -1,9 +1,9 @@
 """`check_method`: what every method has to keep, tried on small worlds.
 
-    from bespoke.testing import check_method
+from bespoke.testing import check_method
 
-    def test_fedper():
-        check_method(FedPer)
+def test_fedper():
+    check_method(FedPer)
 """
 
 from __future__ import annotations

@@ -96,9 +96,11 @@ def _read_json(path: Path) -> pa.Table:
     """One object a line; a name that an object lacks is a missing value."""
     columns: dict[str, list[Any]] = {}
     try:
-        with gzip.open(path, "rt", encoding="utf-8-sig") if path.suffix == ".gz" else open(
-            path, encoding="utf-8-sig"
-        ) as lines:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig")
+            if path.suffix == ".gz"
+            else open(path, encoding="utf-8-sig") as lines
+        ):
             count = 0
             for number, line in enumerate(lines, start=1):
                 if not line.strip():

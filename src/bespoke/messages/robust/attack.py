@@ -159,9 +159,7 @@ def _z(clients: int, bad: int) -> float:
 
 def replaced(held: Messages, form: Form, bad: Tensor, told: Tree) -> Tree:
     """What was sent, with the attackers' changes as agreed."""
-    new = {
-        name: {path: told[name][path][block.index] for path in block.changes} for name, block in held.blocks.items()
-    }
+    new = {name: {path: told[name][path][block.index] for path in block.changes} for name, block in held.blocks.items()}
     return held.with_changes(form, new, bad)
 
 

@@ -43,9 +43,7 @@ def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
         raise
     except Exception as error:
         shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _given(network, batch).items())
-        raise UserError(
-            f"{title} fails on rows of the data ({shapes}): {type(error).__name__}: {error}"
-        ) from error
+        raise UserError(f"{title} fails on rows of the data ({shapes}): {type(error).__name__}: {error}") from error
     if moving and model.buffers == "refuse":
         raise UserError(f"{title} has buffers that training changes: {_listed(moving)}; {_CHOICES}")
     outputs = model.outputs(said) if model.outputs else said
