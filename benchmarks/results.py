@@ -8,7 +8,7 @@ bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         r
 python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
 python benchmarks/fedembed/mnist.py --out runs/fedembed-mnist                  and voice.py: runs/fedembed-voice
-python benchmarks/fedembed/mnist.py --figures                                  likewise --columns clients
+python benchmarks/fedembed/mnist.py --figures                                  likewise --columns clients, --curves
 python benchmarks/fedembed/mnist.py --full --out runs/fedembed-mnist-full
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes
 bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens

@@ -5,7 +5,7 @@ rounds, in percent of its end, the mean over seeds. The order of two methods mea
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +17,7 @@ from bespoke.statistics.formatting import percent
 from bespoke.statistics.parts import last_improvement
 
 HEAD = "still improving"
+NOT_CONVERGED, PAST_ITS_BEST, NO_CURVE = "not converged", "past its best", "no validation curve"
 NOTE = (
     "Still improving: how much the validation curve gained in the last fifth of the rounds (or of the epochs, for "
     f"methods without rounds). Above {100 * STILL_IMPROVING:g} % a method has not converged; its place means little. "
@@ -76,6 +77,24 @@ def cell(gain: float) -> str:
 def column(folder: Path) -> dict[str, str]:
     """The cell of every method of a comparison folder."""
     return {label: cell(gain) for label, gain in improvements(folder).items()}
+
+
+def unsettled(folder: Path, titles: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Why nothing can be said of a method of a comparison folder, for those of which this is so.
+
+    `titles`: the names of the methods in the result; of those that it lacks nothing is said.
+    """
+    gains = improvements(folder)
+    names = {label: label for label in gains} if titles is None else titles
+    found = {names[label]: reason(gain) for label, gain in gains.items() if label in names}
+    return {name: why for name, why in found.items() if why}
+
+
+def reason(gain: float) -> str:
+    """Why the place of a method means little; nothing if its validation curve is flat at the end."""
+    if not math.isfinite(gain):
+        return NO_CURVE
+    return PAST_ITS_BEST if gain < -PAST_BEST else NOT_CONVERGED if gain > STILL_IMPROVING else ""
 
 
 def sentence(cells: dict[str, str]) -> str:

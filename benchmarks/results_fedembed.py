@@ -1,6 +1,7 @@
 """FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed left."""
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,7 @@ from bespoke.report.guarantee import epsilon_text
 from bespoke.statistics.analyses import read_analyses
 from bespoke.statistics.folders import read_study
 from fedembed import claims
-from results_converged import HEAD, NOTE
-from results_converged import column as improving
+from results_converged import HEAD, NOTE, cell, improvements, reason
 
 USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian", "clients")
 ORDER = (
@@ -164,8 +164,9 @@ def overall(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
 
 def converged(folder: Path, found: Found) -> list[str]:
     """The same comparisons: whether a method had stopped improving. Empty where no run has a validation curve."""
-    cells = {key: improving(folder / "{}-{}".format(*key)) for key in found}
-    if not any(cell != "–" for one in cells.values() for cell in one.values()):
+    gains = {key: improvements(with_curves(folder, "{}-{}".format(*key))) for key in found}
+    cells = {key: {label: cell(gain) for label, gain in one.items()} for key, one in gains.items()}
+    if not any(text != "–" for one in cells.values() for text in one.values()):
         return ["", "No run has a validation curve, so that it cannot be told whether a method still improved."]
     return [
         "",
@@ -175,6 +176,22 @@ def converged(folder: Path, found: Found) -> list[str]:
         f"| --- |{' ---: |' * len(found)}",
         *(f"| {label} | {' | '.join(one.get(label, '–') for one in cells.values())} |" for label in ORDER),
     ]
+
+
+def with_curves(folder: Path, place: str) -> Path:
+    """The folder with the validation curves of a comparison: its own runs train on all rows that are not tested."""
+    curves = folder / f"curves-{place}"
+    return curves if (curves / "compare.json").exists() else folder / place
+
+
+def unsettled(folder: Path, trained: dict[str, list[str]]) -> dict[str, str]:
+    """Why nothing can be said of methods as they were trained for a comparison; `trained` has its methods' labels."""
+    found = {}
+    for place, labels in trained.items():
+        gains = improvements(with_curves(folder, place))
+        name = place.replace("-", ", ")
+        found |= {claims.training(label, name): reason(gains.get(label, math.nan)) for label in labels}
+    return {name: why for name, why in found.items() if why}
 
 
 def below(found: Found, paper: dict[str, Any]) -> list[str]:
@@ -246,7 +263,16 @@ def embedded(folder: Path) -> dict[str, Embedded]:
     return {label: found[label] for label in order if label in found}
 
 
-def figures(found: dict[str, Embedded], this: Chapter, apart: bool) -> list[str]:
+def undrawn(folder: Path, found: dict[str, Embedded], apart: bool) -> dict[str, str]:
+    """Why nothing can be said of models of the figures, by `claims.training`."""
+    if apart:
+        return unsettled(folder, {claims.FIGURES: list(found)})
+    plain = [label for label in found if label != claims.NO_KINDS]
+    reasons = unsettled(folder, {"balanced-none": plain, "without-kinds": [claims.NO_KINDS]})
+    return {f"{name.rpartition(' (')[0]} ({claims.FIGURES})": why for name, why in reasons.items()}
+
+
+def figures(found: dict[str, Embedded], this: Chapter, apart: bool, unjudged: dict[str, str]) -> list[str]:
     """A section of its own, so that it can be made again alone; `apart`: of models trained for it."""
     if not found:
         return []
@@ -267,7 +293,7 @@ def figures(found: dict[str, Embedded], this: Chapter, apart: bool) -> list[str]
         "| --- | ---: | ---: | ---: | ---: |",
         *(one.row(label) for label, one in found.items()),
         "",
-        *claims.table(claims.Numbers({}, known=known), this.said),
+        *claims.table(claims.Numbers({}, known=known), this.said, unjudged),
     ]
 
 
@@ -301,8 +327,9 @@ def section(folder: Path) -> str:
     if this is MNIST and about["data"]["clients"] >= FULL_USERS:
         this = FULL
     known = embedded(folder)
+    drawings = figures(known, this, drawn, undrawn(folder, known, drawn))
     if not found:
-        return "\n".join([f"## {this.title}", *figures(known, this, drawn)])
+        return "\n".join([f"## {this.title}", *drawings])
     rounds, seeds = about["methods"][0]["stages"][-1]["rounds"], len(about["seeds"])
     spread = f", ± its standard deviation over {seeds} seeds" if seeds > 1 else ", of one seed"
     lines = [
@@ -324,6 +351,8 @@ def section(folder: Path) -> str:
         if users == "imbalanced":
             lines += ["", f"Table {this.by_part}, by the part of users that like a {this.liked}:", ""]
             lines += by_part(methods, column, paper[f"table{this.by_part}"])
-    judged = claims.table(numbers(found, paper[f"table{this.by_part}"]), this.said)
+    trained = {"{}-{}".format(*key): list(methods) for key, methods in found.items()}
+    of_means = numbers(found, paper[f"table{this.by_part}"])
+    judged = claims.table(of_means, this.said, unsettled(folder, trained))
     lines += ["", f"### {CLAIMS[this.overall]}", "", TOLD, "", *judged] if judged else []
-    return "\n".join([*lines, *figures(known, this, drawn)])
+    return "\n".join([*lines, *drawings])

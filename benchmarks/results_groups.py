@@ -3,12 +3,10 @@
 import json
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bespoke.report.checks import PAST_BEST, STILL_IMPROVING
 from bespoke.report.group_gain import ALL, Gain, GroupRow, by_group, costs, gain, labelled, shown_metric
 from bespoke.report.report import read, summarize_study
 from bespoke.report.summary import Summary
@@ -16,7 +14,9 @@ from bespoke.statistics.clients import OverSeeds
 from bespoke.statistics.clusters import clusters_of
 from bespoke.statistics.folders import RunSet
 from bespoke.statistics.formatting import metric_name, number
-from results_converged import HEAD, NOTE, column, improvements
+from results_claim import Claim, yes_or_no
+from results_claim import table as claims_table
+from results_converged import HEAD, NOTE, column, unsettled
 
 TITLE = "## Groups: Group Personalized FL"
 WAYS = {"fedavg": "FL", "finetune": "PerFL", "group-fl": "GroupFL", "group-perfl": "GroupPerFL"}  # as the paper says
@@ -40,25 +40,6 @@ rounds an epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoc
 """
 
 
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper says of some methods, and what came of it here."""
-
-    text: str
-    methods: tuple[str, ...]
-    paper: str
-    here: str
-    holds: bool
-    large: bool = True  # as much as in the paper, too
-
-    def row(self, unsettled: set[str]) -> str:
-        """The claim is not judged if a method that it is about has not converged, or is past its best."""
-        verdict = ("yes" if self.large else "in order, not in size") if self.holds else "no"
-        if found := [name for name in self.methods if name in unsettled]:
-            verdict = f"not judged: {' and '.join(found)} not converged"
-        return f"| {self.text} | {self.paper} | {self.here} | {verdict} |"
-
-
 def groups(folders: list[Path]) -> str:
     """The whole section."""
     return "\n\n".join([HEADER.strip(), *map(section, folders)]) + "\n"
@@ -73,7 +54,7 @@ def section(folder: Path) -> str:
     titles = {m.label: WAYS.get(m.label, m.title) for m in summary.methods}
     command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])
     shown = [*rows[:-1][:MOST_GROUPS], rows[-1]]
-    improving = column(folder)
+    improving, ways = column(folder), {labelled(study, way): name for way, name in WAYS.items()}
     left_out = len(rows) - len(shown)
     pooled = "of all sequences of a group together" if metric == "perplexity" else "the mean over a group's clients"
     lines = [
@@ -92,7 +73,7 @@ def section(folder: Path) -> str:
         "",
         NOTE,
         "",
-        *_claims(study, table, summary, rows, lower, unsettled(folder)),
+        *_claims(study, table, summary, rows, lower, unsettled(folder, ways)),
         *_found(study, table, titles),
         *_costs(study, titles),
     ]
@@ -113,7 +94,7 @@ def _cell(value: OverSeeds, whole: bool, best: bool) -> str:
 
 
 def _claims(
-    study: RunSet, table: object, summary: Summary, rows: list[GroupRow], lower: bool, unsettled: set[str]
+    study: RunSet, table: object, summary: Summary, rows: list[GroupRow], lower: bool, unjudged: dict[str, str]
 ) -> list[str]:
     """What the paper claims of its four methods, and whether it holds here."""
     known = {way: labelled(study, way) for way in WAYS}
@@ -137,15 +118,16 @@ def _claims(
     claims = [
         Claim(
             "GroupPerFL is the best of the four", tuple(WAYS.values()), "6 of 7 and 5 of 5 groups",
-            f"{best} {of}{among}", best == seeds,
+            f"{best} {of}{among}", yes_or_no(best == seeds),
         ),
         Claim(
             "GroupFL improves on FL", ("FL", "GroupFL"), "in all groups", f"{_change(group, fl)}, {better} {of}",
-            better == seeds,
+            yes_or_no(better == seeds),
         ),
         Claim(
             "GroupPerFL improves on PerFL", PERSONAL, "mostly by 5 to 20 %; by 2 to 12 %",
-            f"{_change(both, perfl)}, {further} {of}", further == seeds, abs(both.value / perfl.value - 1) >= LEAST,
+            f"{_change(both, perfl)}, {further} {of}",
+            yes_or_no(further == seeds, abs(both.value / perfl.value - 1) >= LEAST),
         ),
     ]  # fmt: skip
     found = gain(study, table, summary)  # type: ignore[arg-type]
@@ -153,15 +135,10 @@ def _claims(
         spread = f" ± {100 * found.improved.spread:.1f}" if math.isfinite(found.improved.spread) else ""
         here = f"{100 * found.improved.value:.1f}{spread} %"
         near = found.improved.value + 2 * np.nan_to_num(found.improved.spread) >= MOST_GAIN
-        claims.append(Claim("Clients better off with GroupPerFL than with PerFL", PERSONAL, "about 70 %", here, near))
-    head = ["| claim | paper | here | reproduced |", "| --- | --- | --- | --- |"]
-    return [*head, *(claim.row(unsettled) for claim in claims), "", *([_histogram(found)] if found is not None else [])]
-
-
-def unsettled(folder: Path) -> set[str]:
-    """The paper's ways whose order means little: they still improve, or are past their best."""
-    found = improvements(folder).items()
-    return {WAYS[label] for label, gain in found if label in WAYS and (gain > STILL_IMPROVING or gain < -PAST_BEST)}
+        claims.append(
+            Claim("Clients better off with GroupPerFL than with PerFL", PERSONAL, "about 70 %", here, yes_or_no(near))
+        )
+    return [*claims_table(claims, unjudged), "", *([_histogram(found)] if found is not None else [])]
 
 
 def _change(value: OverSeeds, base: OverSeeds) -> str:

@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from results_claim import Claim
 from results_converged import HEAD, NOTE, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
     OTHERS,
     SUMS,
     TITLES,
-    Claim,
     Compared,
     measures_of,
     numbers,
@@ -61,8 +62,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def verdicts(found: list[Claim]) -> str:
-    rows = [[claim.text, claim.verdict] for claim in found]
+def verdicts(found: list[Claim], unsettled: Mapping[str, str]) -> str:
+    rows = [[claim.text, claim.judged(unsettled)] for claim in found]
     return "\n".join(
         ["| the paper's claim | ours, in how many seeds |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]
     )
@@ -100,7 +101,7 @@ def synthetic(runs: Path) -> list[str]:
         )
         parts.append(table(["method", "error", *(f"rate {a:g}" for a in ACTIVITY)], rows))
         parts.append(smoothing(lines[lines["case"] == case]))
-    return [*parts, verdicts(claims.synthetic(found))]
+    return [*parts, verdicts(claims.synthetic(found), {})]
 
 
 def smoothing(lines: pd.DataFrame) -> str:
@@ -137,7 +138,7 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
         facts + (f" Chosen on validation rows: {told}." if told else ""),
         table(["method", *measures, HEAD], rows),
         NOTE,
-        verdicts(entry.claims(study)),
+        verdicts(entry.claims(study), study.unsettled),
         *([SCORED] if entry.five else []),
     ]
 

@@ -18,7 +18,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 sys.path.insert(0, str(BENCHMARKS / "fedembed"))
 from mnist import MNIST  # noqa: E402
-from preferences import FULL, NO_KINDS  # noqa: E402
+from preferences import FULL, NO_KINDS, curves  # noqa: E402
 from tune import Tried, chosen  # noqa: E402
 from voice import VOICE  # noqa: E402
 
@@ -26,7 +26,7 @@ import results_fedembed  # noqa: E402
 from fedembed import claims  # noqa: E402
 
 PAPER = tomllib.loads((BENCHMARKS / "fedembed" / "paper.toml").read_text())
-ASKED = argparse.Namespace(number=0, jobs=1, rounds=0, seeds=0, methods=None)
+ASKED = argparse.Namespace(number=0, jobs=1, rounds=0, seeds=0, methods=None, curves=False)
 
 
 @pytest.mark.parametrize("experiment", [MNIST, VOICE], ids=lambda experiment: experiment.name)
@@ -126,7 +126,7 @@ def test_the_rate_of_embeddings_is_chosen_by_f1_and_by_what_they_tell():
 
 # -- claims ------------------------------------------------------------------------------------------------------------
 def verdicts(numbers: claims.Numbers, said: claims.Said) -> dict[str, str]:
-    return {row.split(" | ")[0][2:]: row.split(" | ")[-1][:-2] for row in claims.table(numbers, said)[2:]}
+    return {row.split(" | ")[0][2:]: row.split(" | ")[-1][:-2] for row in claims.table(numbers, said, {})[2:]}
 
 
 def of_paper(table: str, parts: str) -> claims.Numbers:
@@ -155,7 +155,7 @@ def test_one_baseline_that_works_under_privacy_refutes_that_only_groups_do():
         found = verdicts(numbers, claims.VOICE)
         assert found[f"{only} method is"] == verdict
         assert found[above] == verdict
-    row = next(r for r in claims.table(numbers, claims.VOICE) if r.startswith(f"| {only}"))
+    row = next(r for r in claims.table(numbers, claims.VOICE, {}) if r.startswith(f"| {only}"))
     assert "these at least 0.785" in row
 
 
@@ -194,8 +194,35 @@ def test_claims_are_judged_on_means_over_seeds():
 
 def test_figures_are_a_section_that_stands_alone():
     known = {"FedEmbed-Prototype": results_fedembed.Embedded(1.0, [0.97, 0.98], 1.0, 1.0)}
-    lines = results_fedembed.figures(known, results_fedembed.MNIST, True)
+    lines = results_fedembed.figures(known, results_fedembed.MNIST, True, {})
     assert "Models of `python benchmarks/fedembed/mnist.py --figures`." in lines[3]
     assert lines[1] == "### Figures 3 and 4"
     assert "| FedEmbed-Prototype | 1 | 0.975 ± 0.007 | 100.0 % | 1.00 |" in lines
     assert lines[-1] == "| FedEmbed-Prototype recovers preferences perfectly | 100 % | 100.0 % | yes |"
+
+
+def test_curves_are_the_same_comparison_with_rows_to_validate_on(tmp_path):
+    found = MNIST.comparison(tmp_path / "balanced-none", "balanced", {}, ASKED)
+    entries = dict(found.entries)
+    made = curves(found)
+    made._check()
+    assert made.folder == tmp_path / "curves-balanced-none"
+    assert (made.entries, made.seeds, made.rounds, made.base["evaluate_every"]) == (entries, (0,), 60, 10)
+    assert made.base["split"]["fractions"] == [16 / 30, 4 / 30, 10 / 30]
+
+
+def test_nothing_is_judged_without_a_validation_curve(tmp_path):
+    """Neither `balanced-none` nor `figures` has a curve here, and nothing was run of it."""
+    trained = {"balanced-none": ["FedRep", "Global"], "figures": ["Global+"]}
+    found = results_fedembed.unsettled(tmp_path, trained)
+    names = ("FedRep (balanced, none)", "Global (balanced, none)", "Global+ (figures)")
+    assert found == dict.fromkeys(names, "no validation curve")
+    known = {"FedEmbed-Prototype": (1.0, 1.0)}
+    drawn = {"FedEmbed-Prototype": results_fedembed.Embedded(1.0, [0.97], 1.0, 1.0)}
+    for apart in (True, False):
+        unjudged = results_fedembed.undrawn(tmp_path, drawn, apart)
+        rows = claims.table(claims.Numbers({}, known=known), claims.MNIST, unjudged)
+        assert rows[-1].endswith("| 100.0 % | not judged: no validation curve |")
+    f1 = {("balanced", "none"): {**dict.fromkeys(claims.BASELINES, 0.8), "FedEmbed-Type": 0.85}}
+    (row,) = claims.table(claims.Numbers(f1), claims.MNIST, {"FedRep (balanced, none)": "not converged"})[2:]
+    assert row.endswith("| not judged: FedRep (balanced, none) not converged |")

@@ -220,6 +220,26 @@ def test_who_has_converged(claims: Any, folders: Any, tmp_path: Path) -> None:
     assert converged.column(tmp_path / "nothing") == {}
 
 
+def test_why_a_claim_is_not_judged(claims: Any) -> None:
+    claim = importlib.import_module("results_claim").Claim
+    reason = importlib.import_module("results_converged").reason
+    gains = {"A": 0.005, "B": 0.02, "C": -0.03, "D": float("nan"), "E": 0.02}
+    unsettled = {name: why for name, gain in gains.items() if (why := reason(gain))}
+    assert unsettled == {
+        "B": "not converged", "C": "past its best", "D": "no validation curve", "E": "not converged",
+    }  # fmt: skip
+
+    def judged(*methods: str) -> str:
+        return str(claim("", methods, "", "", "yes").judged(unsettled))
+
+    assert judged() == judged("A") == "yes"
+    assert judged("A", "B") == "not judged: B not converged"
+    assert judged(*gains) == "not judged: B and E not converged; C past its best; no validation curve of D"
+    assert judged("D", "D") == "not judged: no validation curve"
+    unsettled |= dict.fromkeys("FGH", "not converged")
+    assert judged(*"BEFGH") == "not judged: B, E, F and 2 more not converged"
+
+
 def test_local_training_is_judged_by_its_epochs(claims: Any, folders: Any, tmp_path: Path) -> None:
     """At the chosen rate 1.1 after 8 epochs, 1.0 after 10: a tenth in the last fifth. The other rate does not count."""
     converged = importlib.import_module("results_converged")
@@ -255,13 +275,13 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
     groups = importlib.import_module("results_groups").section(folder("groups", ("fedavg", "b")))
     assert "| still improving | | 0 % | 10.0 %, not converged |" in groups
     assert "Above 1 % a method has not converged" in groups
-    module = importlib.import_module("results_groups")
-    unsettled = module.unsettled(folder("two", ("fedavg", "group-fl")))
-    assert unsettled == {"GroupFL"}
-    assert module.Claim("a", ("FL", "GroupFL"), "b", "c", True).row(unsettled) == (
-        "| a | b | c | not judged: GroupFL not converged |"
-    )
-    assert module.Claim("a", ("FL", "PerFL"), "b", "c", True).row(unsettled) == "| a | b | c | yes |"
+    ways = importlib.import_module("results_groups").WAYS
+    unsettled = importlib.import_module("results_converged").unsettled(folder("two", ("fedavg", "group-fl")), ways)
+    assert unsettled == {"GroupFL": "not converged"}
+    claim = importlib.import_module("results_claim").Claim
+    row = claim("a", ("FL", "GroupFL"), "b", "c", "yes").row(unsettled)
+    assert row == "| a | b | c | not judged: GroupFL not converged |"
+    assert claim("a", ("FL", "PerFL"), "b", "c", "yes").row(unsettled) == "| a | b | c | yes |"
     fedembed = importlib.import_module("results_fedembed")
     folder("embedded/balanced-none", ("FedRep", "Global"))
     lines = fedembed.converged(tmp_path / "embedded", {("balanced", "none"): {}})

@@ -2,27 +2,39 @@
 
 Every verdict follows from means over seeds: of F1 by users, privacy and method (Tables 2 and 3), of F1 by the part of
 users that like the same (Tables 4 and 5), and of what embeddings tell (Figures 3 to 5). A claim is left out where a
-number that it needs is missing.
+number that it needs is missing. Nothing is judged with a method whose training had not converged; a method's training
+is named by `training`, since it differs from column to column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from results_groups import Claim
+from results_claim import Claim, yes_or_no
+from results_claim import table as claims_table
 
 BASELINES = ("FedRep", "PFedMe", "PFedKM", "Global", "Global+")
 OWN_HEADS = ("FedRep", "PFedMe", "FedEmbed-Personal")
 GROUPED = ("FedEmbed-Prototype", "FedEmbed-Type")
 EMBEDDED = ("Global+", "FedEmbed-Personal", "FedEmbed-SOM", "FedEmbed-Prototype")  # Figures 3 and 5
 NO_KINDS = "FedEmbed-Type without kinds"
+FIGURES = "figures"  # where models of Figures 3 to 5 were trained
 CLOSE = 0.05 + 1e-9  # F1 that is "comparable" or "close": five hundredths, however they are rounded
 MOST = 0.5  # of users whose preference is guessed: "most preferences are separated"
 STRUCTURE = 0.1  # adjusted Rand index that a head for kinds has to add
 WHOLE = 0.995  # of users guessed: "perfectly"
 
 Column = tuple[str, str]  # users, privacy
+
+
+def training(label: str, place: str) -> str:
+    """The name of a method as it was trained for a column, or for the figures."""
+    return f"{label} ({place})"
+
+
+def trained(labels: Iterable[str], columns: Iterable[Column]) -> tuple[str, ...]:
+    return tuple(training(label, _name(column)) for column in columns for label in labels)
 
 
 @dataclass(frozen=True)
@@ -64,9 +76,8 @@ def claims(numbers: Numbers, said: Said) -> list[Claim]:
             *_embeddings(numbers, said)]  # fmt: skip
 
 
-def table(numbers: Numbers, said: Said) -> list[str]:
-    rows = [claim.row() for claim in claims(numbers, said)]
-    return ["| claim | paper | here | reproduced |", "| --- | --- | --- | --- |", *rows] if rows else []
+def table(numbers: Numbers, said: Said, unsettled: Mapping[str, str]) -> list[str]:
+    return claims_table(claims(numbers, said), unsettled)
 
 
 def _best(numbers: Numbers, said: Said) -> Iterator[Claim]:
@@ -80,8 +91,8 @@ def _best(numbers: Numbers, said: Said) -> Iterator[Claim]:
         least = min(columns, key=lambda c: gain[c])
         told = f"{_many([gain[c] > 0 for c in columns])} columns; least: {_signed(gain[least])} on {best[least]}"
         large = gain[least] >= said.least_gain
-        yield Claim(f"{label} is above all baselines, with privacy and without", said.gains,
-                    f"{told} ({_name(least)})", min(gain.values()) > 0, large)  # fmt: skip
+        yield Claim(f"{label} is above all baselines, with privacy and without", trained((label, *BASELINES), columns),
+                    said.gains, f"{told} ({_name(least)})", yes_or_no(min(gain.values()) > 0, large))  # fmt: skip
 
 
 def _private(numbers: Numbers, said: Said) -> Iterator[Claim]:
@@ -93,15 +104,17 @@ def _private(numbers: Numbers, said: Said) -> Iterator[Claim]:
         top, where = max((numbers.f1[c][label], f"{label} ({_name(c)})") for c in columns for label in others)
         yield Claim(
             "Only heads of sub-populations work under privacy: FedEmbed-Prototype and -Type are above "
-            f"{said.useful:g}, no other method is", said.others, f"these at least {grouped:.3f}; {where} {top:.3f}",
-            grouped > said.useful >= top,
+            f"{said.useful:g}, no other method is", trained((*GROUPED, *others), columns), said.others,
+            f"these at least {grouped:.3f}; {where} {top:.3f}", yes_or_no(grouped > said.useful >= top),
         )  # fmt: skip
     if not said.easy:
         return
     lost: dict[str, list[float]] = {}
+    compared: set[Column] = set()
     for users, column in numbers.columns((*GROUPED, *OWN_HEADS)):
         plain = numbers.f1.get((users, "none"), {})
         if column != "none" and all(label in plain for label in (*GROUPED, *OWN_HEADS)):
+            compared |= {(users, column), (users, "none")}
             for label in (*GROUPED, *OWN_HEADS):
                 lost.setdefault(label, []).append(plain[label] - numbers.f1[users, column][label])
     if lost:
@@ -110,7 +123,8 @@ def _private(numbers: Numbers, said: Said) -> Iterator[Claim]:
         means = ", ".join(f"{label} {sum(values) / len(values):.2f}" for label, values in lost.items())
         yield Claim(
             "Privacy costs heads of one's own (FedRep, PFedMe, FedEmbed-Personal) more F1 than those of groups",
-            "0.21 to 0.27 against 0.11 to 0.19", f"{_many(more)} columns; mean loss: {means}", all(more),
+            trained((*OWN_HEADS, *GROUPED), sorted(compared)), "0.21 to 0.27 against 0.11 to 0.19",
+            f"{_many(more)} columns; mean loss: {means}", yes_or_no(all(more)),
         )  # fmt: skip
 
 
@@ -122,8 +136,9 @@ def _parts(numbers: Numbers, said: Said) -> Iterator[Claim]:
             best = max(BASELINES, key=lambda label: rare[label])
             yield Claim(
                 f"Imbalanced users, {privacy}: the rarest sub-populations are served better by FedEmbed-Prototype and "
-                "-Type than by any baseline", "all", f"{rare[GROUPED[0]]:.3f} and {rare[GROUPED[1]]:.3f}; {best} "
-                f"{rare[best]:.3f}", min(rare[label] for label in GROUPED) > rare[best],
+                "-Type than by any baseline", trained((*GROUPED, *BASELINES), [("imbalanced", privacy)]), "all",
+                f"{rare[GROUPED[0]]:.3f} and {rare[GROUPED[1]]:.3f}; {best} {rare[best]:.3f}",
+                yes_or_no(min(rare[label] for label in GROUPED) > rare[best]),
             )  # fmt: skip
     plain = numbers.parts.get("none", {})
     few = [label for label in said.majority if label in plain]
@@ -133,9 +148,9 @@ def _parts(numbers: Numbers, said: Said) -> Iterator[Claim]:
         spread = {x: plain[x][0] - plain[x][-1] for x in few}
         told = "; ".join(f"{x} {gained[x]:+.2f}, {spread[x]:+.2f}" for x in few).replace(" -", " −")
         yield Claim(
-            f"{', '.join(few)} gain by imbalance, for they fit the most frequent preference", "all",
-            f"gain, and most frequent less rarest: {told}",
-            all(gained[x] > 0 and spread[x] > 0 for x in few),
+            f"{', '.join(few)} gain by imbalance, for they fit the most frequent preference", trained(few, columns),
+            "all", f"gain, and most frequent less rarest: {told}",
+            yes_or_no(all(gained[x] > 0 and spread[x] > 0 for x in few)),
         )  # fmt: skip
 
 
@@ -145,12 +160,13 @@ def _ablations(numbers: Numbers, said: Said) -> Iterator[Claim]:
         gaps = [abs(numbers.f1[c][GROUPED[0]] - numbers.f1[c][GROUPED[1]]) for c in columns]
         near = [gap <= CLOSE for gap in gaps]
         yield Claim(f"FedEmbed-Prototype is often close to FedEmbed-Type (within {CLOSE:.2g}, in most columns)",
-                    "3 of 4", f"{_many(near)} columns; at most {max(gaps):.3f} apart",
-                    sum(near) > len(near) / 2)  # fmt: skip
+                    trained(GROUPED, columns), "3 of 4", f"{_many(near)} columns; at most {max(gaps):.3f} apart",
+                    yes_or_no(sum(near) > len(near) / 2))  # fmt: skip
     if columns := numbers.columns(("FedEmbed-SOM", "PFedKM"), "none"):
         pairs = [(numbers.f1[c]["FedEmbed-SOM"], numbers.f1[c]["PFedKM"]) for c in columns]
         told = "; ".join(f"{mine:.3f} against {theirs:.3f}" for mine, theirs in pairs)
-        yield Claim("FedEmbed-SOM is above PFedKM (no privacy)", "far", told, all(a > b for a, b in pairs))
+        yield Claim("FedEmbed-SOM is above PFedKM (no privacy)", trained(("FedEmbed-SOM", "PFedKM"), columns), "far",
+                    told, yes_or_no(all(a > b for a, b in pairs)))  # fmt: skip
     if not (columns := numbers.columns(OWN_HEADS, "none")):
         return
     own = [numbers.f1[c]["FedEmbed-Personal"] for c in columns]
@@ -158,35 +174,45 @@ def _ablations(numbers: Numbers, said: Said) -> Iterator[Claim]:
         rest = [max(numbers.f1[c][label] for label in ("FedRep", "PFedMe")) for c in columns]
         told = "; ".join(f"{a:.3f} against {b:.3f}" for a, b in zip(own, rest))
         yield Claim("FedEmbed-Personal is above FedRep and PFedMe (no privacy): embeddings help where the problem is "
-                    "hard", "by nearly 20 %", told, all(a > b for a, b in zip(own, rest)))  # fmt: skip
+                    "hard", trained(OWN_HEADS, columns), "by nearly 20 %", told,
+                    yes_or_no(all(a > b for a, b in zip(own, rest))))  # fmt: skip
         return
     fedrep = [numbers.f1[c]["FedRep"] for c in columns]
     told = "; ".join(f"{a:.3f} against {b:.3f}" for a, b in zip(own, fedrep))
     yield Claim(f"Embeddings alone make no difference: FedEmbed-Personal is within {CLOSE:.2g} of FedRep (no privacy)",
-                "0.76 against 0.78", told, all(abs(a - b) <= CLOSE for a, b in zip(own, fedrep)))  # fmt: skip
+                trained(("FedEmbed-Personal", "FedRep"), columns), "0.76 against 0.78", told,
+                yes_or_no(all(abs(a - b) <= CLOSE for a, b in zip(own, fedrep))))  # fmt: skip
 
 
 def _embeddings(numbers: Numbers, said: Said) -> Iterator[Claim]:
     """Figures 3 to 5."""
     known = numbers.known
+
+    def drawn(*labels: str) -> tuple[str, ...]:
+        return tuple(training(label, FIGURES) for label in labels)
+
     if all(label in known for label in EMBEDDED):
         told = ", ".join(f"{label} {100 * known[label][0]:.0f} % ({_index(known[label][1])})" for label in EMBEDDED)
         others = [known[label][0] for label in EMBEDDED if label != "FedEmbed-Prototype"]
         if said.easy:
-            yield Claim("Figure 3: embeddings of all variants separate most preferences", "all of four",
-                        f"guessed right (adjusted Rand index): {told}", min(others) > MOST)  # fmt: skip
+            yield Claim("Figure 3: embeddings of all variants separate most preferences", drawn(*EMBEDDED),
+                        "all of four", f"guessed right (adjusted Rand index): {told}",
+                        yes_or_no(min(others) > MOST))  # fmt: skip
         else:
-            yield Claim("Figure 5: embeddings of variants without prototypes confuse most preferences", "all of three",
-                        f"guessed right (adjusted Rand index): {told}", max(others) <= MOST)  # fmt: skip
+            yield Claim("Figure 5: embeddings of variants without prototypes confuse most preferences",
+                        drawn(*EMBEDDED), "all of three", f"guessed right (adjusted Rand index): {told}",
+                        yes_or_no(max(others) <= MOST))  # fmt: skip
     if "FedEmbed-Prototype" in known:
         right = known["FedEmbed-Prototype"][0]
         told = f"{100 * right:.1f} %"
-        yield Claim("FedEmbed-Prototype recovers preferences perfectly", "100 %", told, right >= WHOLE)
+        yield Claim("FedEmbed-Prototype recovers preferences perfectly", drawn("FedEmbed-Prototype"), "100 %", told,
+                    yes_or_no(right >= WHOLE))  # fmt: skip
     if NO_KINDS in known and "FedEmbed-Type" in known:
         with_kinds, without = known["FedEmbed-Type"][1], known[NO_KINDS][1]
-        yield Claim("Figure 4: the head that tells kinds of rows makes embeddings separate", "visibly",
+        yield Claim("Figure 4: the head that tells kinds of rows makes embeddings separate",
+                    drawn("FedEmbed-Type", NO_KINDS), "visibly",
                     f"adjusted Rand index {_index(with_kinds)} with it, {_index(without)} without",
-                    with_kinds - without >= STRUCTURE)  # fmt: skip
+                    yes_or_no(with_kinds - without >= STRUCTURE))  # fmt: skip
 
 
 def _many(found: list[bool]) -> str:

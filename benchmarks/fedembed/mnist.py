@@ -8,6 +8,7 @@ command goes on where it was stopped.
 
     python benchmarks/fedembed/mnist.py --columns clients    noise on the clients too (mnist_gaussian_clients.toml)
     python benchmarks/fedembed/mnist.py --figures            Figures 3 and 4, at the rates of figures.toml
+    python benchmarks/fedembed/mnist.py --curves             one seed of each with a validation curve (60 % of the time)
     python benchmarks/fedembed/mnist.py --full               9,000 users, into runs/fedembed-mnist-full
 
 --full is Section 4.2 at its size, once: 9,000 balanced users, 900 rounds of 60 so that everyone trains six times, one

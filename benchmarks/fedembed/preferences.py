@@ -3,7 +3,9 @@
 One comparison folder for each kind of users, without privacy and with it (`balanced-none`, `imbalanced-gaussian`, ...);
 every folder has its report.html. `--columns clients` adds the columns with noise on the clients too
 (`balanced-clients`); `--figures` trains the methods with embeddings alone, at the rates of figures.toml (`figures`).
-What is finished is kept, so that a command goes on where it was stopped.
+`--curves` makes the same comparisons with one seed and 16 training rows instead of 20, so that the other 4 give a
+validation curve (`curves-balanced-none`, ...): docs/results.md says by it who had stopped improving, and judges no
+claim without it. What is finished is kept, so that a command goes on where it was stopped.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from bespoke.study.comparison import Comparison
 HERE = Path(__file__).parent
 USERS = ("balanced", "imbalanced")
 COLUMNS = ("none", "gaussian", "clients")
+WITH_VALIDATION = {"order": "stored", "fractions": [16 / 30, 4 / 30, 10 / 30]}  # of a user's 30 rows
 NO_KINDS = "FedEmbed-Type without kinds"  # Figure 4(a); 4(b) is FedEmbed-Type itself
 FULL_USERS, FULL_ROUNDS = 9000, 900  # of the paper's size: everyone trains six times, 60 in a round
 FULL = ("Global", "FedRep", "FedEmbed-Personal", "FedEmbed-Prototype", "FedEmbed-Type")
@@ -74,7 +77,7 @@ class Experiment:
 
     def run(self, asked: argparse.Namespace) -> None:
         if asked.figures:
-            return made(self.figures(asked.out / "figures", asked), f"{self.name}: figures")
+            return self.make(self.figures(asked.out / "figures", asked), asked)
         files = {"none": None, "gaussian": asked.privacy, "clients": self.clients}
         if "clients" in asked.columns and self.clients is None:
             raise UserError(f"--columns clients: {self.name} has no file for noise on the clients")
@@ -83,13 +86,17 @@ class Experiment:
             for users in (asked.only,) if asked.only else USERS:
                 begun = time.monotonic()
                 folder = asked.out / f"{users}-{column}"
-                made(self.comparison(folder, users, privacy, asked), f"{self.name}: {folder.name}")
+                self.make(self.comparison(folder, users, privacy, asked), asked)
                 print(f"{folder.name}: {(time.monotonic() - begun) / 60:.0f} minutes", flush=True)
         if self.without_kinds and "none" in asked.columns and not asked.methods and asked.only != "imbalanced":
             plain = self.comparison(asked.out / "without-kinds", "balanced", {}, asked)
             plain.entries = {NO_KINDS: {**plain.entries["FedEmbed-Type"], "kinds": 0.0}}
             plain.methods, plain.seeds, plain.expected = (NO_KINDS,), plain.seeds[:1], {}
-            made(plain, f"{self.name}: {plain.folder.name}")
+            self.make(plain, asked)
+
+    def make(self, comparison: Comparison, asked: argparse.Namespace) -> None:
+        found = curves(comparison) if asked.curves else comparison
+        made(found, f"{self.name}: {found.folder.name}")
 
     def arguments(self, about: str, arguments: list[str] | None = None) -> argparse.Namespace:
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -99,6 +106,8 @@ class Experiment:
         where = "privacy: none, noise on the sum, noise on the clients too (default: none gaussian)"
         parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS[:2], help=where)
         parser.add_argument("--figures", action="store_true", help="only what embeddings tell, at their chosen rates")
+        told = "one seed of each, with rows to validate on: who had stopped improving"
+        parser.add_argument("--curves", action="store_true", help=told)
         if self.clients is not None:
             told = (
                 f"the paper's size: {FULL_USERS:,} balanced users, {FULL_ROUNDS} rounds, one seed, {len(FULL)} methods"
@@ -120,6 +129,21 @@ class Experiment:
         small = Path(f"runs/fedembed-{self.name}")
         out = Path(f"{small}-full") if asked.out == small else asked.out
         return argparse.Namespace(**{**vars(asked), **rest, "out": out})
+
+
+def evaluations(rounds: int) -> int:
+    """Rounds between two points of a validation curve of seven points."""
+    return max(rounds // 6, 1)
+
+
+def curves(comparison: Comparison) -> Comparison:
+    """The same comparison with one seed and validation rows."""
+    comparison.folder = comparison.folder.with_name(f"curves-{comparison.folder.name}")
+    comparison.command += " --curves"
+    every = evaluations(comparison.rounds)
+    comparison.base = {**comparison.base, "split": WITH_VALIDATION, "evaluate_every": every}
+    comparison.seeds, comparison.expected = comparison.seeds[:1], {}
+    return comparison
 
 
 def made(comparison: Comparison, title: str) -> None:

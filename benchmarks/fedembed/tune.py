@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from preferences import WITH_VALIDATION, evaluations
+
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.api import tune
 from bespoke.cli.exit_codes import program
@@ -59,9 +61,9 @@ def experiment_of(asked: Comparison, label: str, users: int, rounds: int, cohort
     return {
         **asked.base,
         "seed": SEED,
-        "evaluate_every": rounds,
+        "evaluate_every": evaluations(rounds),
         "data": {**data, "options": {**data["options"], "number": users}},
-        "split": {"order": "stored", "fractions": [16 / 30, 4 / 30, 10 / 30]},
+        "split": WITH_VALIDATION,
         "cohort": {**asked.base["cohort"], "size": cohort},
         "stage": entry.stages(entry.knobs, rounds),
     }

@@ -14,3 +14,8 @@ private `pip install 'bespoke-fl[privacy]'`. What is finished is kept: the same 
     smollm2    a shorter run with SmolLM2-135M
     private    FedPC under [privacy]
 """
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # where what all papers' tables share lies: results_claim.py and others

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fedpc.readings import Change, Table, change
+
+from results_claim import Claim
 
 OURS = ("fedpc", "fedpc-frozen", "fedpc-generated")
 BASELINES = ("fedpc-split", "fedpc-meta")
@@ -14,19 +15,6 @@ TITLES = {
     "fedpc-split": "Split-Learning", "fedpc-meta": "Meta-Learning", "shared-prefix": "one shared prefix",
     "none": "no prefix",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Something that the paper says of its figures, and what came of it here."""
-
-    text: str
-    paper: str
-    here: str
-    verdict: str
-
-    def row(self) -> str:
-        return f"| {self.text} | {self.paper} | {self.here} | {self.verdict} |"
 
 
 def lower(found: Change) -> str:
@@ -55,7 +43,8 @@ def claims(table: Table, paper: dict[str, list[list[float]]]) -> list[Claim]:
             return
         difference = change(values[0], values[1])
         said = f"{told(*a)} against {told(*b)}"
-        found.append(Claim(text, said, difference.text(), verdict(difference)))
+        methods = TITLES[a[0]], TITLES[b[0]]
+        found.append(Claim(text, methods, said, difference.text(), verdict(difference)))
 
     for baseline in BASELINES:
         pair(f"FedPC is better than {TITLES[baseline]}, all samples", ("fedpc", 3), (baseline, 3))
@@ -81,7 +70,8 @@ def _size(table: Table, paper: dict[str, list[list[float]]]) -> list[Claim]:
     found = change(known["fedpc"], known[best])  # type: ignore[arg-type]
     large = "yes" if found.interval.high <= -0.4 else "no" if found.interval.low > -0.4 else "cannot be told"
     text = f"It is better than the best baseline (here {TITLES[best]}) by 45 to 55 %"
-    return [Claim(text, f"−{100 * theirs:.0f} %", found.text(), large)]
+    methods = tuple(TITLES[method] for method in known)
+    return [Claim(text, methods, f"−{100 * theirs:.0f} %", found.text(), large)]
 
 
 def beyond(table: Table) -> list[str]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from benchmarks.fedpc.claims import TITLES, beyond, claims
 from benchmarks.fedpc.readings import SAMPLES, Table, change, over_seeds, read_crossed, read_table
-from benchmarks.results_converged import column, sentence
 
 from bespoke.errors import UserError
 from bespoke.statistics.formatting import number, size
+from results_claim import table as claims_table
+from results_converged import column, sentence, unsettled
 
 PAPER = tomllib.loads((Path(__file__).parent / "paper.toml").read_text())
 PAPER_ROUNDS, PAPER_STEPS = 55, 10
@@ -116,9 +117,9 @@ def _table(folder: Path, part: str) -> str:
     for place, samples in enumerate(SAMPLES):
         cells = [_cell(table, method, samples, PAPER[part].get(method), place) for method in methods]
         lines.append(f"| {samples} | {' | '.join(cells)} |")
-    found = claims(table, PAPER[part])
-    lines += ["", "| claim | paper | here: change of the perplexity | reproduced |", "| --- | --- | --- | --- |"]
-    lines += [claim.row() for claim in found]
+    of_entries = unsettled(folder / part)
+    judged = claims_table(claims(table, PAPER[part]), {TITLES[m]: why for m, why in of_entries.items()})
+    lines += ["", *(line.replace("| here |", "| here: change of the perplexity |") for line in judged)]
     further = beyond(table)
     if further:
         lines += ["", "What the paper did not ask, with all samples:", "", *further]

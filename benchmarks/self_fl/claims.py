@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from results_claim import Claim
 from self_fl.folders import (
     FIVE,
     OTHERS,
     READINGS,
     TITLES,
-    Claim,
     Compared,
+    claim,
     highest,
     of_global,
     top,
@@ -64,22 +65,22 @@ def synthetic(found: list[dict[str, Any]]) -> list[Claim]:
     both = ("self-fl", "per-fedavg")
     return [
         *(
-            Claim(f"homogeneous, all clients active: Self-FL and Per-FedAvg have the lowest {part} error",
+            claim(f"homogeneous, all clients active: Self-FL and Per-FedAvg have the lowest {part} error", (),
                   [lowest(study, "homogeneous", part, 1.0, both) for study in found])
             for part in ("global", "local")
         ),
         *(
-            Claim(f"homogeneous, a tenth active: Self-FL has the lowest {part} error",
+            claim(f"homogeneous, a tenth active: Self-FL has the lowest {part} error", (),
                   [lowest(study, "homogeneous", part, 0.1, ("self-fl",)) for study in found])
             for part in ("global", "local")
         ),
         *(
-            Claim(f"heterogeneous: Self-FL's {part} error hardly depends on the activity rate (less than a tenth of "
-                  "FedAvg's change)", [insensitive(study, part) for study in found])
+            claim(f"heterogeneous: Self-FL's {part} error hardly depends on the activity rate (less than a tenth of "
+                  "FedAvg's change)", (), [insensitive(study, part) for study in found])
             for part in ("global", "local")
         ),
         *(
-            Claim(f"{case}: Algorithms 1 and 2 differ by less than 0.01 at every rate",
+            claim(f"{case}: Algorithms 1 and 2 differ by less than 0.01 at every rate", (),
                   [same(study, case) for study in found])
             for case in ("homogeneous", "heterogeneous")
         ),
@@ -99,11 +100,12 @@ def best(study: Compared, where: str) -> list[Claim]:
 
     least = np.max([falls(label) for label in OTHERS], axis=0)
     return [
-        claim
+        found
         for label, name in readings(study)
-        for claim in (
-            Claim(f"{where}: {name} has the highest weighted accuracy of the five", highest(study, label, weighted)),
-            Claim(f"{where}: {name} has the steadiest curve (falls back least, all falls together)",
+        for found in (
+            claim(f"{where}: {name} has the highest weighted accuracy of the five", (label, *OTHERS),
+                  highest(study, label, weighted)),
+            claim(f"{where}: {name} has the steadiest curve (falls back least, all falls together)", (label, *OTHERS),
                   (falls(label) >= least).tolist()),
         )
     ]  # fmt: skip
@@ -120,20 +122,23 @@ def shifted(study: Compared, where: str) -> list[Claim]:
         return bool((mine >= theirs).all())
 
     return [
-        Claim(f"{where}: users' accuracies under {name} lie to the right of FedAvg's (at every 20-quantile)",
-              [right(label, seed) for seed in study.seeds])
+        claim(f"{where}: users' accuracies under {name} lie to the right of FedAvg's (at every 20-quantile)",
+              (label, "fedavg"), [right(label, seed) for seed in study.seeds])
         for label, name in readings(study)
     ]  # fmt: skip
 
 
 def sparse(study: Compared) -> list[Claim]:
-    """Figure 10: with an activity rate of 0.02 Self-FL converges more slowly, its global model being kept back."""
+    """Figure 10: with an activity rate of 0.02 Self-FL converges more slowly, its global model being kept back.
+
+    The claims are about models on the way, so that they are judged whether or not a method has converged.
+    """
 
     def behind(label: str, other: str, measure: Any) -> list[bool]:
         return (study.over_seeds(label, measure) < study.over_seeds(other, measure)).tolist()
 
     return [
-        Claim(f"activity rate 0.02: after the same rounds, {what} of {name} are behind {TITLES[other]}'s",
+        claim(f"activity rate 0.02: after the same rounds, {what} of {name} are behind {TITLES[other]}'s", (),
               behind(label, other, measure))
         for label, name in readings(study)
         for other in ("fedavg", "ditto")
@@ -147,17 +152,21 @@ def stand_in(study: Compared) -> list[Claim]:
     found = []
     for label, name in readings(study):
         kind = label.removeprefix("self-fl").replace("-", " ")
-        start, *rest = (study.over_seeds(f"only {part}{kind}", of_global) for part in ("start", "steps", "weights"))
+        alone = tuple(f"only {part}{kind}" for part in ("start", "steps", "weights"))
+        start, *rest = (study.over_seeds(entry, of_global) for entry in alone)
         found += [
-            Claim(f"Table 1: {name} is best for the tenth with most samples", highest(study, label, top)),
-            Claim(f"Table 1: {name} is best for the tenth served worst", highest(study, label, worst)),
-            Claim(f"Figure 2b, {name}: of the components alone, the initial value helps the global model most",
-                  (start >= np.max(rest, axis=0)).tolist()),
-            Claim(f"with 40 local steps for Ditto, pFedMe and Per-FedAvg {name} is still best",
+            claim(f"Table 1: {name} is best for the tenth with most samples", (label, *OTHERS),
+                  highest(study, label, top)),
+            claim(f"Table 1: {name} is best for the tenth served worst", (label, *OTHERS),
+                  highest(study, label, worst)),
+            claim(f"Figure 2b, {name}: of the components alone, the initial value helps the global model most",
+                  alone, (start >= np.max(rest, axis=0)).tolist()),
+            claim(f"with 40 local steps for Ditto, pFedMe and Per-FedAvg {name} is still best", (label, *forty),
                   highest(study, label, weighted, forty)),
         ]  # fmt: skip
     gap = np.abs(study.over_seeds("self-fl", weighted) - study.over_seeds("self-fl-augmented", weighted))
-    same = Claim("Figure 7: Algorithms 1 and 2 differ by less than 1 % in accuracy", (gap < NEGLIGIBLE).tolist())
+    same = claim("Figure 7: Algorithms 1 and 2 differ by less than 1 % in accuracy", ("self-fl", "self-fl-augmented"),
+                 (gap < NEGLIGIBLE).tolist())  # fmt: skip
     return [*found, same]
 
 

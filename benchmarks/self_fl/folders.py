@@ -13,6 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bespoke.methods import SelfFL
+from results_claim import Claim, in_seeds
+from results_converged import unsettled
 
 Floats = NDArray[np.float64]
 TITLES = {
@@ -65,6 +67,11 @@ class Compared:
         found = {stage.get("others", SelfFL.others) for stage in with_knob}
         return " ".join(SUMS[value] for value in sorted(found))
 
+    @property
+    def unsettled(self) -> dict[str, str]:
+        """Why the place of a method means little, by its title."""
+        return unsettled(self.folder, {label: TITLES.get(label, label) for label in self.labels})
+
     def clients(self, label: str, seed: int) -> pd.DataFrame:
         table = pd.read_parquet(self.folder / "runs" / f"{label}-seed{seed}" / "clients.parquet")
         return table[table["query_accuracy"].notna()]
@@ -115,18 +122,9 @@ def measures_of(entry: Any) -> dict[str, Any]:
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Claim:
-    """Something the paper says, and in how many seeds ours agree."""
-
-    text: str
-    holds: list[bool]
-
-    @property
-    def verdict(self) -> str:
-        times = sum(self.holds)
-        word = "reproduced" if times == len(self.holds) else "not reproduced" if times == 0 else "mixed"
-        return f"{word} ({times} of {len(self.holds)})"
+def claim(text: str, methods: tuple[str, ...], holds: list[bool]) -> Claim:
+    """Something the paper says of methods, by their labels, and in which seeds it holds here."""
+    return Claim(text, tuple(TITLES.get(label, label) for label in methods), "", "", in_seeds(holds))
 
 
 def highest(study: Compared, label: str, measure: Any, others: tuple[str, ...] = OTHERS) -> list[bool]:

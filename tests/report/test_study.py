@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import results_self_fl
 from self_fl import claims, page, synthetic, uncertainty
-from self_fl.folders import FIVE, Claim, Compared, of_global, top, weighted, worst
+from self_fl.folders import FIVE, Compared, claim, of_global, top, weighted, worst
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -95,7 +95,7 @@ def test_claims_follow_from_the_folders(tmp_path: Path, lift: float, verdict: st
     write_comparison(tmp_path / "self-fl-five-classes", (*entries, *forty), lifts)
     study = Compared.found(tmp_path / "self-fl-five-classes")
     assert study is not None
-    found = {claim.text: claim.verdict for claim in (*claims.best(study, "x"), *claims.stand_in(study))}
+    found = {one.text: one.verdict for one in (*claims.best(study, "x"), *claims.stand_in(study))}
     assert found["x: Self-FL has the highest weighted accuracy of the five"] == verdict
     assert found["Table 1: Self-FL is best for the tenth served worst"] == verdict
     most = "of the components alone, the initial value helps the global model most"
@@ -106,7 +106,7 @@ def test_claims_follow_from_the_folders(tmp_path: Path, lift: float, verdict: st
     assert found[f"Figure 2b, {sums}: {most}"] == "not reproduced (0 of 2)"
     assert claims.shifted(study, "x")[1].verdict == "reproduced (2 of 2)"
     assert found["Figure 7: Algorithms 1 and 2 differ by less than 1 % in accuracy"] == "not reproduced (0 of 2)"
-    assert Claim("", [True, False]).verdict == "mixed (1 of 2)"
+    assert claim("", (), [True, False]).verdict == "mixed (1 of 2)"
 
 
 def test_page_and_results_are_made_of_what_is_there(tmp_path: Path) -> None:
