@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from bespoke.report.best import best_by
-from bespoke.report.checks import STILL_IMPROVING
 from bespoke.report.summary import COLLAPSED, MethodSummary, Summary
 from bespoke.statistics import clients as over
 from bespoke.statistics import significance
@@ -28,7 +27,7 @@ from bespoke.statistics.folders import RunSet
 from bespoke.statistics.formatting import listing, number, percent, signed
 from bespoke.statistics.significance import Interval
 from bespoke.statistics.versus_baseline import ALPHA
-from results_converged import improvement
+from results_converged import NO_CURVE, NOT_CONVERGED, PAST_ITS_BEST, improvement, reason
 
 HOLDS, FAILS, UNSURE, UNTESTED = "holds", "does not hold", "cannot be told", "not tested"
 SIMILAR = 0.02  # of the mean: the paper calls .573 and .564 similar (Landmarks, Table 4)
@@ -86,8 +85,15 @@ class Found:
         method = self.summary.method(label)
         if method.diverged:
             raise Untested(f"{method.title} diverged")
-        if (gain := self.improvement(label)) > STILL_IMPROVING:
-            raise Untested(f"{method.title} has not converged ({percent(100 * gain)} % in the last fifth)")
+        gain = self.improvement(label)
+        if why := reason(gain):
+            said = {
+                NOT_CONVERGED: "has not converged",
+                PAST_ITS_BEST: "is past its best",
+                NO_CURVE: "has no validation curve",
+            }
+            by = f" ({percent(100 * gain)} % in the last fifth)" if math.isfinite(gain) else ""
+            raise Untested(f"{method.title} {said[why]}{by}")
 
     def converged(self) -> list[MethodSummary]:
         kept = []

@@ -21,6 +21,8 @@ CLIENTS = 30
 FLAT = [2.0] * 5 + [1.0] * 16  # a validation curve that ends flat
 STEEP = [2.0] * 16 + [1.1, 1.1, 1.1, 1.0, 1.0]  # a tenth of its end gained in the last fifth
 
+PAST = [2.0] * 5 + [0.9] * 11 + [0.9, 1.0, 1.0, 1.0, 1.0]  # a tenth of its end lost in the last fifth
+
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -136,6 +138,17 @@ def test_nothing_is_said_of_what_has_not_converged(claims: Any, folders: Any, tm
     every = tested["In silos, every personalization method is better than FedAvg"]
     assert "left out: finetune has not converged" in every[0]
     assert tested["HypCluster is better than FedAvg"][1] == "holds"
+
+
+def test_nothing_is_said_of_what_is_past_its_best_or_has_no_curve(claims: Any, folders: Any, tmp_path: Path) -> None:
+    _, untested = judged(claims, made(folders, tmp_path / "c", {"finetune": PAST}))
+    assert untested["Fine-tuning improves the mean"] == "finetune is past its best (−10.0 % in the last fifth)"
+    folder = made(folders, tmp_path / "d")
+    for path in folder.glob("runs/finetune-*/rounds.jsonl"):
+        lines = [json.loads(line) | {"validation": None} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, untested = judged(claims, folder)
+    assert untested["Fine-tuning improves the mean"] == "finetune has no validation curve"
 
 
 def test_verdicts_from_the_analyses(claims: Any, folders: Any, tmp_path: Path) -> None:
