@@ -28,6 +28,8 @@ from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.parts.heads import body_and_head
 from bespoke.tensors import Params, Tree, scale, subtract, take, tree_map
 
+ROUNDING = 1e-5  # of squared distances between points of length 1, in float32
+
 
 @dataclass(frozen=True)
 class PFedKM(FedAvg):
@@ -144,8 +146,10 @@ def _head(heads: Tensor, cluster: Tensor) -> Tensor:
 def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -> tuple[Tensor, Tensor]:
     """(cluster of every point, centres) by Lloyd's algorithm, from these centres or (`seed`) from k-means++.
 
-    A centre without points stays where it is. Points are few and long: centres are kept as mixtures of the points and
-    of the centres before, so that all distances follow from one table of products.
+    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts. A cohort of one client
+    is as near to all; without the rule, the last digit of an engine's sums would decide. A centre without points stays
+    where it is. Points are few and long: centres are kept as mixtures of the points and of the centres before, so that
+    all distances follow from one table of products.
     """
     many, k = len(points), len(centres)
     if seed is not None:
@@ -155,7 +159,8 @@ def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -
     mixture = torch.eye(many + k)[many:]  # (centres, points and centres before)
     for left in reversed(range(iterations + 1)):
         lengths = products.diagonal()[:many, None] + torch.einsum("ki,ij,kj->k", mixture, products, mixture)
-        places = (lengths - 2 * products[:many] @ mixture.mT).argmin(1)
+        squares = lengths - 2 * products[:many] @ mixture.mT
+        places = (squares <= squares.amin(1, keepdim=True) + ROUNDING).int().argmax(1)
         if left:
             members = (torch.arange(k)[:, None] == places).float()
             sizes = members.sum(1, keepdim=True)
@@ -172,5 +177,5 @@ def _spread_out(products: Tensor, k: int, seed: int) -> list[int]:
     chosen = [int(torch.randint(len(products), (1,), generator=draw))]
     while len(chosen) < k:
         far = squares[:, chosen].amin(1)
-        chosen.append(int(torch.multinomial(far.clamp(min=1e-12), 1, generator=draw)))
+        chosen.append(int(torch.multinomial(far.clamp(min=ROUNDING), 1, generator=draw)))
     return chosen
