@@ -146,8 +146,8 @@ def _head(heads: Tensor, cluster: Tensor) -> Tensor:
 def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -> tuple[Tensor, Tensor]:
     """(cluster of every point, centres) by Lloyd's algorithm, from these centres or (`seed`) from k-means++.
 
-    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts. A cohort of one client
-    is as near to all; without the rule, the last digit of an engine's sums would decide. A centre without points stays
+    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts: a cohort of one client
+    is as near to all, and the last digit of an engine's sums would decide. A centre without points stays
     where it is. Points are few and long: centres are kept as mixtures of the points and of the centres before, so that
     all distances follow from one table of products.
     """
