@@ -146,10 +146,10 @@ def _head(heads: Tensor, cluster: Tensor) -> Tensor:
 def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -> tuple[Tensor, Tensor]:
     """(cluster of every point, centres) by Lloyd's algorithm, from these centres or (`seed`) from k-means++.
 
-    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts: a cohort of one client
-    is as near to all, and the last digit of an engine's sums would decide. A centre without points stays
-    where it is. Points are few and long: centres are kept as mixtures of the points and of the centres before, so that
-    all distances follow from one table of products.
+    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts. All centres are as
+    near to a cohort of one client, and the last digit of an engine's sums would decide. A centre without points stays
+    where it is. Points are few and long: centres are kept as mixtures of the points and of the centres before, so
+    that all distances follow from one table of products.
     """
     many, k = len(points), len(centres)
     if seed is not None:
