@@ -25,7 +25,7 @@ from bespoke.federation.processes import CONTEXT
 from bespoke.runs.events import Interrupted
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
-from bespoke.study.lanes import Afar, Lane
+from bespoke.study.run_process import ForwardingCallback, RunProcess
 from bespoke.study.scheduler import Job
 from command import bespoke as command
 from command import refused
@@ -284,14 +284,14 @@ def test_a_stage_taken_over_is_told_too(tmp_path: Path) -> None:
 def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
     told = whole[1].of(RoundTold)[2]
     ours, theirs = CONTEXT.Pipe()
-    lane = object.__new__(Lane)  # as it is while its process makes a run; the process is this one's thread
+    lane = object.__new__(RunProcess)  # as it is while its process makes a run; the process is this one's thread
     lane.pipe, lane.callbacks, lane.job = ours, [Listener(), Failing()], Job(told.folder, checked(EXPERIMENT, "test"))
     ended: list[str] = []
 
     def far() -> None:
         try:
-            Afar(theirs).on_evaluation(whole[1].of(EvaluationTold)[0])
-            Afar(theirs).on_round(told)
+            ForwardingCallback(theirs).on_evaluation(whole[1].of(EvaluationTold)[0])
+            ForwardingCallback(theirs).on_round(told)
         except UserError as error:
             ended.append(str(error))
 

@@ -136,12 +136,12 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: 
     """Run an experiment (a TOML file, or the same as a dict) into a folder, or go on with it; returns its result."""
     raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     raw.pop("tune", None)
-    raw, told = separated(raw, callbacks)
+    raw, separated_callbacks = separated(raw, callbacks)
     config = checked(raw, "experiment" if isinstance(experiment, dict) else str(experiment))
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked(), watched() as progress:
         population = without_forgotten(load_population(config), folder.path)
-        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=told).run()
+        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=separated_callbacks).run()
 
 
 @checked_call

@@ -161,7 +161,7 @@ def unpacked(packed: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What is known of a model without its weights."""
 
     vocabulary: int
@@ -172,7 +172,7 @@ class Facts:
 
 
 @cache
-def facts(name: str) -> Facts:
+def facts(name: str) -> ModelFacts:
     """Read a model's configuration."""
     config = _opened("AutoConfig", name)
     begin, end = (_first(getattr(config, f"{which}_token_id", None)) for which in ("bos", "eos"))
@@ -182,7 +182,7 @@ def facts(name: str) -> Facts:
     assert begin is not None
     assert end is not None
     longest = getattr(config, "max_position_embeddings", None) or 2**31
-    return Facts(int(config.vocab_size), int(config.hidden_size), begin, end, int(longest))
+    return ModelFacts(int(config.vocab_size), int(config.hidden_size), begin, end, int(longest))
 
 
 def _first(token: Any) -> int | None:

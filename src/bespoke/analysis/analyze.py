@@ -84,7 +84,7 @@ class _Job:
     asked: dict[str, Any]
     check: Callable[[], None]  # whether it applies, before a single model is made
     make: Callable[[Candidates], Made] | None = None
-    look: Callable[[], Made] | None = None  # instead of make: what needs no personal models
+    without_models: Callable[[], Made] | None = None  # instead of make: what needs no personal models
 
 
 @dataclass
@@ -176,15 +176,17 @@ class Analyses:
         if wanted.per_client or every:
             jobs.append(_Job("per-client", {}, partial(check_choosers, run), partial(choosers, run)))
         if wanted.embeddings or every:
-            jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), look=partial(embeddings, run)))
+            jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), without_models=partial(embeddings, run)))
         if wanted.crossed:
-            jobs.append(_Job("crossed", {}, partial(check_crossed, run), look=partial(crossed, run)))
+            jobs.append(_Job("crossed", {}, partial(check_crossed, run), without_models=partial(crossed, run)))
         return jobs
 
 
 def _made(run: Finished, job: _Job) -> dict[str, Any]:
     """Make an analysis and write it down."""
-    numbers, table = job.make(run.candidates()) if job.make else job.look() if job.look else ({}, {})
+    numbers, table = (
+        job.make(run.candidates()) if job.make else job.without_models() if job.without_models else ({}, {})
+    )
     experiment = run.experiment
     found = {
         "format": ANALYSIS_FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,

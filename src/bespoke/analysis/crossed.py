@@ -55,7 +55,7 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
                 tests[other].append((name, place))
     found: dict[str, list[list[float]]] = {name: [[] for _ in clients] for name in COLUMNS}
 
-    def tell(name: str, place: int, task: Any, model: Params, batch: Params) -> None:
+    def record_value(name: str, place: int, task: Any, model: Params, batch: Params) -> None:
         found[name][place].append(_value(task, model, batch, experiment.metric))
 
     task: Any = experiment.task
@@ -63,16 +63,16 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     run.progress.begin(f"{run.name}: models of others", len(clients))
     for place, client in enumerate(clients):
         method_task, shared, own = run.personal(client)
-        tell("own", place, method_task, own, rows[place])
-        tell("anybody", place, method_task, shared, rows[place])
-        for name, whose in tests[place]:
-            tell(name, whose, method_task, own, rows[whose])
+        record_value("own", place, method_task, own, rows[place])
+        record_value("anybody", place, method_task, shared, rows[place])
+        for name, owner in tests[place]:
+            record_value(name, owner, method_task, own, rows[owner])
         if known[place]:
             for name, batch in _wrong(rows[place], sorted(known[place]), many):
-                tell(name, place, method_task, own, batch)
+                record_value(name, place, method_task, own, batch)
         if isinstance(task, PrefixLM):
             bare = {"prefix": torch.zeros(1, 0, task.network.width)}
-            tell("none", place, task, bare, rows[place])
+            record_value("none", place, task, bare, rows[place])
         run.done(1)
     values = {name: np.array([np.mean(each) if each else np.nan for each in lists]) for name, lists in found.items()}
     values = {name: column for name, column in values.items() if np.isfinite(column).any()}

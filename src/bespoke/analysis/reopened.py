@@ -218,21 +218,21 @@ class Finished:
         """The candidates that the method's own rule may choose."""
         return list(range(0 if method.choosing.keep_shared else 1, len(method.candidates())))
 
-    def choice(self, found: Candidates, who: Any, allowed: list[int]) -> Chosen:
+    def choice(self, found: Candidates, by: Any, allowed: list[int]) -> Chosen:
         """A choice among these candidates by the rule `who`: on validation rows, or (by loss) on support rows."""
         metric, lower = self.experiment.metric, self.experiment.lower_is_better
-        if who == "support":
+        if by == "support":
             assert found.support is not None
-            return choose(found.support, "loss", True, who, allowed)
+            return choose(found.support, "loss", True, by, allowed)
         if found.held_out is None:
             return Chosen(allowed[-1], {})
-        if who == "size":
+        if by == "size":
             split = self.experiment.split
             judged = split.selection.support.sizes(found.held_out.clients)
             by_size = choose_by_size(found.held_out, judged, metric, lower, allowed)
             return by_size.choice((self.clients, split.test.support.sizes(self.clients)))
-        common = choose(found.held_out, metric, lower, who, allowed)
-        own = choose(found.own, metric, lower, who, allowed).own if found.own is not None else {}
+        common = choose(found.held_out, metric, lower, by, allowed)
+        own = choose(found.own, metric, lower, by, allowed).own if found.own is not None else {}
         return Chosen(common.default, own)
 
     def accepted(self, picked: Chosen, found: Candidates, support: Support) -> Chosen:
@@ -264,8 +264,8 @@ class Finished:
 
 
 def _candidates(method: Method, clients: Ints, others: Ints, sums: Scores) -> Candidates:
-    def typed(part: str, kind: str, whose: Ints) -> Any:
-        return SCORES.get(kind, ValidationScores)(whose, sums[part]) if sums.get(part) else None
+    def typed(part: str, kind: str, scored: Ints) -> Any:
+        return SCORES.get(kind, ValidationScores)(scored, sums[part]) if sums.get(part) else None
 
     own = typed("validation", "validation", clients)
     held_out = typed("held out", "validation", others) if len(others) else own
@@ -288,11 +288,11 @@ def reopened(
     server = method.init_server(start, setting)
     if found.round >= 0:
         server = restore_empty(server, found.server)
-    left = np.flatnonzero(without_forgotten(experiment.population, path).sizes())
-    clients = np.intersect1d(experiment.split.test.query.clients, left)
+    remaining = np.flatnonzero(without_forgotten(experiment.population, path).sizes())
+    clients = np.intersect1d(experiment.split.test.query.clients, remaining)
     segments = [path / "private" / name for name in found.segments]
     apart = experiment.split.kind == "cross-device"
-    others = np.intersect1d(experiment.split.selection.validation.clients, left) if apart else left[:0]
+    others = np.intersect1d(experiment.split.selection.validation.clients, remaining) if apart else remaining[:0]
     with folder.locked(), Engine(experiment.population, _engine(path, experiment)) as engine:
         opened = Finished(path, folder, experiment, engine, server, start, setting, clients, segments, others)
         opened.progress, opened.stop = progress or opened.progress, stop or opened.stop

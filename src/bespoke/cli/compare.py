@@ -212,7 +212,7 @@ def compare(
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
         "model": {"name": model},
         "cohort": {} if cohort is None else {"size": cohort},
-        "engine": {name: told for name, told in (("workers", workers), ("device", device)) if told is not None},
+        "engine": {name: value for name, value in (("workers", workers), ("device", device)) if value is not None},
     }
     if metric:
         base["metric"] = metric
@@ -355,11 +355,11 @@ def _compare_file(
     jobs: int | None, name_clients: bool,
 ) -> None:  # fmt: skip
     """A comparison described by a TOML file, such as those in benchmarks/motley."""
-    ours = ["compare", str(path), "--resume", "--json", "--name-clients"]
+    own_options = ["compare", str(path), "--resume", "--json", "--name-clients"]
     repeated = [*(("--set", setting) for setting in settings or []), *(("--callback", each) for each in callbacks)]
     for option, value in (("--out", out), ("--jobs", jobs), *repeated):
-        ours += [] if value is None else [option, str(value), f"{option}={value}"]
-    others = [a for a in sys.argv[1:] if a not in ours]
+        own_options += [] if value is None else [option, str(value), f"{option}={value}"]
+    others = [a for a in sys.argv[1:] if a not in own_options]
     if others:
         raise UserError(
             f"{' '.join(others)}: {path} describes the comparison; say it there or with --set KEY=VALUE "

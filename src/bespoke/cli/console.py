@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def say(text: str) -> None:
+def print_error(text: str) -> None:
     """Print to stderr."""
     print(text, file=sys.stderr)
 

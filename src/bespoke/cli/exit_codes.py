@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.output_folder import Stopped
 from bespoke.errors import UserError
 from bespoke.runs.events import Interrupted
@@ -55,28 +55,28 @@ def _outcome(work: Callable[[], object]) -> int:
         _drop_output()
         return 1
     except UserError as error:
-        say(f"bespoke: {error}")
+        print_error(f"bespoke: {error}")
         return 2
     except Stopped as error:
-        say(f"bespoke: {error}")
+        print_error(f"bespoke: {error}")
         return 130
     except (KeyboardInterrupt, Interrupted) as error:
-        say(f"bespoke: {str(error) or 'interrupted'}; {KEPT}")
+        print_error(f"bespoke: {str(error) or 'interrupted'}; {KEPT}")
         return 130
     except OSError as error:
         return _failed(error)
     except MemoryError as error:
-        say(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
+        print_error(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
         return 1
     except Exception as error:
         if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
-            say(_with_notes(f"bespoke: {error}", error))
+            print_error(_with_notes(f"bespoke: {error}", error))
             return 1
         if not hasattr(error, "format_message"):
             raise
         return _misused(error)
     if code == 130:
-        say("bespoke: interrupted")
+        print_error("bespoke: interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -85,16 +85,18 @@ def _failed(error: OSError) -> int:
     place = str(error.filename or "the output")
     place = place if len(place) <= 300 else f"{place[:300]}..."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        say(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
+        print_error(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
         return 1
     reason = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        say(_with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error))
+        print_error(
+            _with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error)
+        )
         return 2
     if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
-        say(f"bespoke: {place} cannot be used: {reason}; choose another name")
+        print_error(f"bespoke: {place} cannot be used: {reason}; choose another name")
         return 2
-    say(_with_notes(f"bespoke: {place}: {reason}", error))
+    print_error(_with_notes(f"bespoke: {place}: {reason}", error))
     return 1
 
 
@@ -120,5 +122,5 @@ def _misused(error: Any) -> int:
         if name in options and type(error).__name__ == "BadParameter":
             found = f"; found {(behind or value)!r}"  # the last one counts
     context = getattr(error, "ctx", None)
-    say(f"bespoke: {text}{found}. Try: {context.command_path if context else 'bespoke'} --help")
+    print_error(f"bespoke: {text}{found}. Try: {context.command_path if context else 'bespoke'} --help")
     return 2

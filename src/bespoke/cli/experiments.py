@@ -43,7 +43,7 @@ def run(
 
     raw = with_options(read_experiment(experiment, settings), callbacks or [])
     raw.pop("tune", None)  # what `bespoke tune` is to try
-    raw, told = separated(raw, where=f"{experiment}: callbacks")
+    raw, separated_callbacks = separated(raw, where=f"{experiment}: callbacks")
     config = checked(raw, str(experiment))
     folder = place(out, experiment.stem, resume, "run")
     with resumable(folder):
@@ -71,7 +71,7 @@ def run(
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):
                 bars.note(note)
-            result = Run(built, run_folder, bars, stop=stop, callbacks=told).run()
+            result = Run(built, run_folder, bars, stop=stop, callbacks=separated_callbacks).run()
     if as_json:
         from bespoke.statistics.parts import without_names
 
@@ -146,7 +146,7 @@ def tune(
     Ctrl-C stops after the current rounds; nothing finished is repeated by the command that the message names.
     """
     if presets:
-        from bespoke.cli.list import describe_presets, print_presets
+        from bespoke.cli.descriptions import describe_presets, print_presets
 
         found = describe_presets()
         print_json(found) if as_json else print_presets(found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bespoke.cli.app import Json, NameClients, app
-from bespoke.cli.console import print_json, say
+from bespoke.cli.console import print_error, print_json
 
 if TYPE_CHECKING:
     from bespoke.generation.generate import Line, Piece
@@ -59,7 +59,7 @@ def generate(
         return
     if contexts and all(voice.prefix is not None and len(voice.personal["prefix"]) == 1
                         for voice in (line.voice for line in lines)):  # fmt: skip
-        say(f"bespoke: {voices.experiment.label} has one prefix for all contexts: --context changes nothing")
+        print_error(f"bespoke: {voices.experiment.label} has one prefix for all contexts: --context changes nothing")
     _show(lines, pieces)
 
 

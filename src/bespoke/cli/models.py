@@ -56,9 +56,9 @@ def _networks() -> list[dict[str, str]]:
     from bespoke.imported import entry_points
     from bespoke.models import MODELS
 
-    ours = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
+    built_in = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
     offered = sorted(entry_points().get("bespoke.models", ()), key=lambda point: point.name)
-    return ours + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
+    return built_in + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
 
 
 def _owner(point: EntryPoint) -> str:

@@ -23,15 +23,15 @@ from bespoke.terminal import Terminal
 
 def _columns(width: int) -> list[ProgressColumn]:
     """As many as fit beside each other: a bar that is cut off says nothing."""
-    what, done, left, note = (
+    what, done, remaining, note = (
         TextColumn("{task.description:<34}" if width >= 100 else "{task.description:<24}"),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     if width >= 100:
-        return [what, BarColumn(), done, TimeElapsedColumn(), left, note]
-    return [what, BarColumn(16), done, left, note] if width >= 80 else [what, done, left]
+        return [what, BarColumn(), done, TimeElapsedColumn(), remaining, note]
+    return [what, BarColumn(16), done, remaining, note] if width >= 80 else [what, done, remaining]
 
 
 class Bars:

@@ -58,9 +58,9 @@ def rescore(
     folder = place(out, f"rescore-{nbest.stem}", False, "rescore")
     with Bars(f"bespoke rescore: {len(utterances):,} utterances", quiet=as_json) as bars:
         result = rescored(utterances, of_run(RunLanguage(run), model), *settings, bars)  # type: ignore[arg-type]
-    told = write(result, {"nbest": str(nbest), "run": str(run)}, folder)
+    record = write(result, {"nbest": str(nbest), "run": str(run)}, folder)
     if as_json:
-        print_json({**told, "folder": str(folder)})
+        print_json({**record, "folder": str(folder)})
     else:
         _show(result, folder)
 

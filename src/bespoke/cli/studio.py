@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bespoke.cli.app import NameClients, app
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.generate import Method
 from bespoke.errors import UserError, needs_extra
 
@@ -74,7 +74,7 @@ def _small(model: str | None) -> Path:
     name = chosen_model(model)
     folder = Path("runs") / f"studio-{Path(name).stem or 'model'}"
     if not (folder / "run" / "result.json").exists():
-        say(f"bespoke: a small run of fedpc with {name} in {folder}, once; it takes a minute or a few")
+        print_error(f"bespoke: a small run of fedpc with {name} in {folder}, once; it takes a minute or a few")
     return small_run(name, folder)
 
 
@@ -94,7 +94,9 @@ def _listening(host: str, port: int) -> tuple[socket.socket, list[str]]:
         server.close()
         raise UserError(f"cannot listen on {host}, port {port} ({error.strerror}); choose another --port") from None
     if not address.is_loopback:
-        say(f"bespoke: {host} can be reached from other machines, and nothing is encrypted; who has the token gets in")
+        print_error(
+            f"bespoke: {host} can be reached from other machines, and nothing is encrypted; who has the token gets in"
+        )
     port = server.getsockname()[1]
     names = [f"[{address}]" if address.version == 6 else str(address), *(["localhost"] if address.is_loopback else [])]
     return server, [f"{name}:{port}" for name in names]

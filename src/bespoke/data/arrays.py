@@ -230,8 +230,8 @@ def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, An
         chosen = [x] if isinstance(x, str) else list(x) if x else [c for c in frame if c not in (client, y)]
         ids = np.asarray(frame[client])
         for who in np.unique(ids.astype(str)):
-            mine = np.flatnonzero(ids.astype(str) == who)
-            yield who, (_columns(frame, chosen, mine), np.asarray(frame[y])[mine])
+            places = np.flatnonzero(ids.astype(str) == who)
+            yield who, (_columns(frame, chosen, places), np.asarray(frame[y])[places])
     elif isinstance(data, Mapping):
         if client is not None:
             raise UserError(

@@ -71,8 +71,8 @@ class Others(Query):
         drawn = np.sort(generator("other clients' rows", seed).choice(total, min(count, total), replace=False))
         ends = np.cumsum(sizes)
         place = np.searchsorted(ends, drawn, side="right")
-        met, which = np.unique(place, return_inverse=True)
-        rows, have = query.of(query.clients[met])  # nobody else's rows are looked at
+        present, which = np.unique(place, return_inverse=True)
+        rows, have = query.of(query.clients[present])  # nobody else's rows are looked at
         inside = drawn - (ends - sizes)[place]
         chosen = rows[(np.cumsum(have) - have)[which] + inside]
         return cls(query.population, query.clients, query.part, chosen, query.clients[place], by_group)

@@ -14,7 +14,7 @@ from bespoke.data.population import Population
 PREFIX = "bespoke-population-"
 
 
-class Lent:
+class SharedCopy:
     """A folder with a population, and beside it a lock which whoever made it holds as long as it lives."""
 
     def __init__(self, population: Population) -> None:
@@ -27,6 +27,9 @@ class Lent:
 
     def close(self) -> None:
         _remove(self.folder, self.lock)
+
+
+Lent = SharedCopy  # the name by which federation/engine.py imports it
 
 
 def lock_of(folder: Path) -> Path:

@@ -113,7 +113,7 @@ class Forgetting:
         if not begun:
             for run in self.configs:
                 RunFolder(run).result()  # refuses what is damaged, or of another version
-        self.client = scrub.Client(self.name, self.population.index(self.name))
+        self.client = scrub.ForgottenClient(self.name, self.population.index(self.name))
         about, before = begun or ({"client": self.name, "changed": [], **self._derived()}, [])
         traces = list(dict.fromkeys([*before, *self._traces()]))
         self._write_intention(about, traces)
@@ -126,8 +126,8 @@ class Forgetting:
         """
         own, others = [], []
         for path in self._segments():
-            mine, rest = scrub.segment_rows(path, self.client.place)
-            own.append(mine)
+            own_rows, rest = scrub.segment_rows(path, self.client.place)
+            own.append(own_rows)
             others.append(rest)
         for _, path, method in self._checkpoints():
             found = read_checkpoint(path)
@@ -246,9 +246,9 @@ class Forgetting:
 
     def _receipt(self, about: dict[str, Any], traces: list[bytes], found: Found, not_made: list[str]) -> dict[str, Any]:
         changed, remains = about["changed"], list(REMAINS)
-        around = self.folder.resolve().parent.parent
-        if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(around, self.name):
-            remains.append(f"other runs of {around}: forget the client there")
+        comparison = self.folder.resolve().parent.parent
+        if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(comparison, self.name):
+            remains.append(f"other runs of {comparison}: forget the client there")
         if any(self.folder.rglob("*words.json")):
             remains.append("the vocabulary of the models, which may have words that only this client said")
         made = [*about["analyses"], *about["summaries"], *about["reports"]]

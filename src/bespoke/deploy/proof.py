@@ -50,10 +50,12 @@ def search(folder: Path, client: str, traces: Iterable[bytes], leave_out: Iterab
 
 def _word(client: str) -> re.Pattern[str]:
     """The id as a whole word, as it is or as HTML and JSON write it."""
-    ways = {client, html.escape(client), html.escape(client, quote=False)}
+    spellings = {client, html.escape(client), html.escape(client, quote=False)}
     for escaped in (json.dumps(client), json.dumps(client, ensure_ascii=False)):
-        ways |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
-    return re.compile("|".join(rf"(?<!\w){re.escape(way)}(?!\w)" for way in sorted(ways, key=len, reverse=True)))
+        spellings |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
+    return re.compile(
+        "|".join(rf"(?<!\w){re.escape(spelling)}(?!\w)" for spelling in sorted(spellings, key=len, reverse=True))
+    )
 
 
 def _bytes(path: Path) -> Iterator[bytes]:

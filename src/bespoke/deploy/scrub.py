@@ -27,7 +27,7 @@ LOGS = ("rounds.jsonl", "ledger.jsonl", "attempts.jsonl")
 
 
 @dataclass(frozen=True)
-class Client:
+class ForgottenClient:
     """Whom to take out: the id, and the place among all clients."""
 
     id: str
@@ -141,17 +141,17 @@ def scrub_segment(path: Path, client: int) -> bool:
     others = clients != client
     if others.all():
         return False
-    kept, left, owner = clients[others].clone(), rows[others].clone(), segment_owner(path)
+    kept, remaining, owner = clients[others].clone(), rows[others].clone(), segment_owner(path)
     del clients, rows
-    replaced(path, lambda: write_segment(path, kept, left, owner))
+    replaced(path, lambda: write_segment(path, kept, remaining, owner))
     return True
 
 
 def segment_rows(path: Path, client: int) -> tuple[bytes, bytes]:
     """The client's row of a segment (empty if it has none), and those of the others."""
     clients, rows = read_segment(path)
-    mine = clients == client
-    return rows[mine].numpy().tobytes(), rows[~mine].numpy().tobytes()
+    of_client = clients == client
+    return rows[of_client].numpy().tobytes(), rows[~of_client].numpy().tobytes()
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], cli
     return changed
 
 
-def scrub_checkpoint(folder: RunFolder, path: Path, client: Client, method: Method | None) -> bool:
+def scrub_checkpoint(folder: RunFolder, path: Path, client: ForgottenClient, method: Method | None) -> bool:
     """Take a client out of a checkpoint: its name, and what the server keeps of it; `method`: whose state it is."""
     found = read_checkpoint(path)
     flat = flatten(found.server)

@@ -64,8 +64,8 @@ def _checked(kind: type[Callback], knobs: Any, where: str) -> dict[str, Any]:
 def name_of(callback: Callback) -> str:
     """The name by which an experiment finds callbacks of this kind."""
     kind = type(callback)
-    ours = {built_in: name for name, built_in in CALLBACKS.built_in.items()}
-    return ours.get(kind) or CALLBACKS.recorded(kind, "callbacks")
+    built_in_names = {built_in: name for name, built_in in CALLBACKS.built_in.items()}
+    return built_in_names.get(kind) or CALLBACKS.recorded(kind, "callbacks")
 
 
 def _settings(callback: Callback) -> dict[str, Any]:
@@ -99,16 +99,16 @@ def separated(raw: dict[str, Any], given: Iterable[Callback] = (), where: str = 
     dict[str, Any], list[Callback]
 ]:  # fmt: skip
     """An experiment as the user gave it, with those callbacks alone that decide; and all, those of `given` too."""
-    told = [*made(trust_named(raw.get("callbacks", {})), where), *given]
+    callbacks = [*made(trust_named(raw.get("callbacks", {})), where), *given]
     deciding: Tables = {}
-    for callback in told:
+    for callback in callbacks:
         if decides(type(callback)):
             name = name_of(callback)
             if name in deciding:
                 raise UserError(f"{where}: {name} is given twice; which of the two is to decide? Leave one out")
             deciding[name] = _settings(callback)
     rest = {key: value for key, value in raw.items() if key != "callbacks"}
-    return {**rest, **({"callbacks": deciding} if deciding else {})}, told
+    return {**rest, **({"callbacks": deciding} if deciding else {})}, callbacks
 
 
 def with_options(raw: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:

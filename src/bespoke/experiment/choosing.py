@@ -19,7 +19,7 @@ from bespoke.models.task import finished, sums_of
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
-Who = Literal["global", "client", "support", "last"]
+Chooser = Literal["global", "client", "support", "last"]
 PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at least
 
 
@@ -120,18 +120,18 @@ def choose(
     scores: ValidationScores | SupportScores,
     metric: str,
     lower_is_better: bool,
-    who: Who = "global",
+    by: Chooser = "global",
     allowed: list[int] | None = None,
 ) -> Chosen:
     """The best candidate by the unweighted mean over clients, or by each client's own rows. Ties keep the earlier.
 
     `allowed` restricts the candidates (indices). A client without validation rows follows the common choice.
     """
-    allowed_type = SupportScores if who == "support" else ValidationScores
+    allowed_type = SupportScores if by == "support" else ValidationScores
     if not isinstance(scores, allowed_type):
         raise TypeError(f"choices are made on {allowed_type.__name__}, not on {type(scores).__name__}: that would leak")
     candidates = list(range(scores.candidates)) if allowed is None else allowed
-    if who == "last":
+    if by == "last":
         return Chosen(candidates[-1], {})
     seen = np.zeros(len(scores.clients), dtype=bool)  # who has a value, under whatever candidate
     for candidate in range(scores.candidates):
@@ -147,7 +147,7 @@ def choose(
         better = (cost < least) | np.isnan(least)
         own[better], least[better] = candidate, cost[better]
     common = candidates[int(np.argmin(means))]
-    if who == "global":
+    if by == "global":
         return Chosen(common, {})
     return Chosen(common, dict(zip(scores.clients[seen].tolist(), own[seen].tolist())))
 

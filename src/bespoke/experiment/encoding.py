@@ -79,8 +79,8 @@ def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
             schema, notes = Schema.of(release.schema, "the released schema"), release.notes
             population = replace(raw, about={**raw.about, "notes": []})  # they count rows and values
             if "pieces" in raw.columns:
-                left = raw.about["text"]["column"]
-                notes = [*notes, f"Left out: no words of {left} are released; declare them: --schema FILE."]
+                remaining = raw.about["text"]["column"]
+                notes = [*notes, f"Left out: no words of {remaining} are released; declare them: --schema FILE."]
         elif schema is None:
             rows, _ = train.of(train.clients)
             schema = learned(raw, rows, notes)

@@ -158,10 +158,10 @@ def stage_key(config: dict[str, Any], place: int) -> str:
     """
     rest = {k: v for k, v in config.items() if k not in ("label", "metric", "metrics", "stage")}
     stages = config.get("stage", [])
-    told = [rest, stages[: place + 1]]
+    key_of = [rest, stages[: place + 1]]
     if config.get("privacy") and calibrated(config["privacy"]):
-        told.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12).hexdigest()
+        key_of.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
+    return hashlib.blake2b(json.dumps(key_of, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def handed_on(method: Method, server: Tree, start: Tree) -> Tree:

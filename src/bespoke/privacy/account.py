@@ -328,8 +328,8 @@ class Account:
 
     def share(self, stage: Path, place: int) -> None:
         """Put beside a trained stage how it was made."""
-        told = {"by": run_name(self.folder), "terms": self._terms(place)}
-        write_text(stage / "privacy.json", json.dumps(told, indent=1))
+        record = {"by": run_name(self.folder), "terms": self._terms(place)}
+        write_text(stage / "privacy.json", json.dumps(record, indent=1))
         Attempts(self.folder, self._made).share(stage, place)
 
     def seen(self, place: int, cohort: Cohort) -> Cohort:

@@ -24,15 +24,15 @@ def together(paths: Sequence[Path]) -> PrivacyCost:
         return {}
     delta, total = max(statement["delta"] for statement in statements), Spent()
     alone = [math.inf if (e := statement["released"]["epsilon"]) is None else e for statement in statements]
-    told: PrivacyCost = {"runs": len(paths), "delta": delta, "one": finite(max(alone))}
+    known: PrivacyCost = {"runs": len(paths), "delta": delta, "one": finite(max(alone))}
     accountants = {statement["accountant"] for statement in statements}
     accountant = accountants.pop() if len(accountants) == 1 else "rdp"
     try:
         for part in _released(paths, statements):
             total = total + Spent.from_json(part)
     except ValueError:  # cohorts were tuned: no accountant composes these kinds of neighbours
-        return {**told, "epsilon": None, "why": ["runs that sample clients differently"]}
-    return {**told, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
+        return {**known, "epsilon": None, "why": ["runs that sample clients differently"]}
+    return {**known, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
 
 
 def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[dict[str, Any]]:

@@ -255,13 +255,13 @@ class _Numbers:
         return against if self.named else replace(against, most_hurt=[], most_helped=[])
 
     def _beyond(self, label: str) -> Beyond | None:
-        mine, theirs = self.rows.get(label), self.rows.get(self.baseline)
+        own, baseline = self.rows.get(label), self.rows.get(self.baseline)
         runs = [[run for run in (*self.study.runs, *self.study.references) if run.label == name]
                 for name in (label, self.baseline)]  # fmt: skip
         of = rows_metric(runs[0])
-        if mine is None or theirs is None or of != rows_metric(runs[1]):
+        if own is None or baseline is None or of != rows_metric(runs[1]):
             return None
-        return beyond(mine, theirs, self.box.clients, of, self.metric, self.lower)
+        return beyond(own, baseline, self.box.clients, of, self.metric, self.lower)
 
 
 def _without_absurd(box: Cells, lower: bool) -> Cells:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bespoke.report.change import change_of, in_percent, signed_change
 from bespoke.report.summary import BEFORE, MethodSummary, Summary
-from bespoke.statistics.analyses import read_analyses, told
+from bespoke.statistics.analyses import in_words, read_analyses
 from bespoke.statistics.formatting import (
     FINEST_PERCENT,
     MOST_PERCENT,
@@ -55,7 +55,7 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
         title = titles.get(analysis.name, f"{analysis.record.get('axis')} varied")
         console.print(Text.assemble((f"{analysis.label}: {title}", "bold")))
         details = Table.grid(padding=(0, 1))
-        for sentence in told(analysis):
+        for sentence in in_words(analysis):
             details.add_row("•", Text(sentence))
         console.print(Padding(details, (0, 0, 1, 1), expand=False))
 

@@ -164,8 +164,8 @@ def _price(summary: Summary, top: MethodSummary) -> list[str]:
         steps += f" (baseline {base.steps:,.0f})"
     if cost.personalization_steps >= 0.5:
         steps += f", {cost.personalization_steps:,.0f} of them to personalize"
-    who = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
-    return [f"With {top.title}, {who} moves {traffic} and makes {steps}."]
+    subject = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
+    return [f"With {top.title}, {subject} moves {traffic} and makes {steps}."]
 
 
 def _cautions(summary: Summary) -> list[str]:

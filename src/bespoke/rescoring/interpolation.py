@@ -30,7 +30,7 @@ WEIGHT, BONUS = 0.10, 0.0  # where nothing can be tuned; the weight is the paper
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 BONUSES = (-2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 RECOGNISER, UNAIDED, ORACLE = "no LM", "no LM, word bonus", "oracle"
-Setting = float | str | None  # a number; "tune"; or None: tuned where there are validation utterances to do it on
+Tunable = float | str | None  # a number; "tune"; or None: tuned where there are validation utterances to do it on
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Plan:
     notes: list[str]
 
     @classmethod
-    def of(cls, utterances: Sequence[Hypotheses], weight: Setting = None, bonus: Setting = None) -> Plan:
+    def of(cls, utterances: Sequence[Hypotheses], weight: Tunable = None, bonus: Tunable = None) -> Plan:
         """Weights and bonuses to try; without a validation utterance that has a reference, the defaults."""
         lists, given, notes = Lists(utterances), {"--weight": weight, "--bonus": bonus}, list[str]()
         tuned = [option for option, value in given.items() if not isinstance(value, float | int)]

@@ -92,13 +92,13 @@ def execution(
 
     Only another device may be told: results then are the same up to rounding.
     """
-    path, told = folder / "engine.json", experiment.engine.get("device", "auto")
+    path, wanted_device = folder / "engine.json", experiment.engine.get("device", "auto")
     if path.exists():
         try:
             begun = Choice(**read_json(path, "remove it and resume the run"))
         except TypeError as error:
             raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
-        if told in ("auto", begun.device):
+        if wanted_device in ("auto", begun.device):
             devices.chosen(begun.device, ELSEWHERE)
             return begun
         how = engine_choice(experiment, params)

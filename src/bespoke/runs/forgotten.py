@@ -47,13 +47,13 @@ def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> No
 def without_forgotten(population: Population, folder: Path) -> Population:
     """The population without the rows of those who were forgotten in this folder; everyone keeps their place."""
     keys = np.array([int(key, 16) for key in _keys(folder)], dtype=np.uint64)
-    gone = np.isin(population.keys, keys)
-    return population.having(np.repeat(~gone, population.sizes())) if gone.any() else population
+    forgotten = np.isin(population.keys, keys)
+    return population.having(np.repeat(~forgotten, population.sizes())) if forgotten.any() else population
 
 
 def _keys(folder: Path) -> list[str]:
-    around = folder.resolve().parent.parent  # of runs/NAME and tuning/NAME
-    return [*_read(folder).get("keys", []), *_read(around).get("keys", [])]
+    comparison = folder.resolve().parent.parent  # of runs/NAME and tuning/NAME
+    return [*_read(folder).get("keys", []), *_read(comparison).get("keys", [])]
 
 
 def _read(folder: Path) -> dict[str, Any]:

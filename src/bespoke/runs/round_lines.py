@@ -68,6 +68,6 @@ class RoundLines:
         new = [client for client in found if client not in self.warned]
         self.warned.update(new)
         for client in new:
-            who = "a client" if experiment.privacy else f"client {ids[client]!r}"
-            self.note(warning(who, outcome.norms, client))
+            subject = "a client" if experiment.privacy else f"client {ids[client]!r}"
+            self.note(warning(subject, outcome.norms, client))
         return {"outliers": [ids[c] for c in found]} if found and not experiment.privacy else {}

@@ -176,8 +176,8 @@ def _judge(pairs: _Pairs, label: str, rule: _Rule, lower: bool, samples: Floats)
     change = significance.percentile_interval(samples[:, 1] - samples[:, 0])
     # lost: what is left of the change against the baseline lies beyond the interval of that change without a rule
     without = significance.percentile_interval(samples[:, 0] - samples[:, 2])
-    left = over.mean(accepted - pairs.shared).value
-    lost = left > without.high if lower else left < without.low
+    with_shared = over.mean(accepted - pairs.shared).value
+    lost = with_shared > without.high if lower else with_shared < without.low
     verdict = "fewer hurt" if hurt.value < plain_hurt.value else "no fewer hurt" if hurt.value > 0 else "nobody hurt"
     return Accepted(
         label=label,

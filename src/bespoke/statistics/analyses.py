@@ -82,7 +82,7 @@ def combined(values: list[Any]) -> Any:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def told(analysis: Analysis) -> list[str]:
+def in_words(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
     how = {
         "ood": _ood, "fewer-examples": _fewer, "smaller-tests": _smaller, "examples": _examples, "sweep": _sweep,

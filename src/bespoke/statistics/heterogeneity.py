@@ -77,9 +77,9 @@ def _divergence(targets: NDArray[Any], sizes: NDArray[np.int64], tokens: bool) -
         owner = np.repeat(rows, sizes[some])
         owner = np.repeat(owner, block.shape[1]) if block.ndim > 1 else owner
         flat = owner * classes + block.reshape(-1)
-        mine = _mix(np.bincount(flat, minlength=len(rows) * classes).reshape(len(rows), classes).astype(float), tokens)
-        middle = (mine + whole) / 2
-        found.append((_entropy(middle) - (_entropy(mine) + _entropy(whole)) / 2).clip(0))
+        own = _mix(np.bincount(flat, minlength=len(rows) * classes).reshape(len(rows), classes).astype(float), tokens)
+        middle = (own + whole) / 2
+        found.append((_entropy(middle) - (_entropy(own) + _entropy(whole)) / 2).clip(0))
     return np.concatenate(found)
 
 

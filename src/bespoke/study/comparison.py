@@ -245,13 +245,13 @@ class Comparison:
 
     def _needed(self) -> list[str]:
         """What is compared, and all whose models it starts from, these first."""
-        ways = [self._way(name) for name in self.methods]
-        return list(dict.fromkeys([*(name for way in ways for name in way[:-1]), *self.methods]))
+        lineages = [self._lineage(name) for name in self.methods]
+        return list(dict.fromkeys([*(name for lineage in lineages for name in lineage[:-1]), *self.methods]))
 
-    def _way(self, name: str) -> list[str]:
+    def _lineage(self, name: str) -> list[str]:
         """The entries that lead to this one, itself last."""
         after = self._entry(name).after
-        return [*(self._way(after) if after else []), name]
+        return [*(self._lineage(after) if after else []), name]
 
     def _space(self, name: str) -> Space:
         """What is tried of an entry; empty if nothing is."""
@@ -289,8 +289,8 @@ class Comparison:
         chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
         tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
         seeds = self.tune_seeds or self.seeds[:1]
-        for depth in range(1, 1 + max(len(self._way(name)) for name in chosen)):
-            names = [name for name in chosen if len(self._way(name)) == depth and self._space(name)]
+        for depth in range(1, 1 + max(len(self._lineage(name)) for name in chosen)):
+            names = [name for name in chosen if len(self._lineage(name)) == depth and self._space(name)]
             trials = {name: self._trials(name, seeds, chosen) for name in names}
             settled(itertools.chain.from_iterable(trials.values()), jobs)
             for name, tried in trials.items():

@@ -28,7 +28,7 @@ from bespoke.experiment.presets import OWN, Preset, joined
 from bespoke.experiment.reading import read_experiment, read_toml
 from bespoke.experiment.search_space import (
     TUNABLE,
-    Setting,
+    KnobValues,
     Space,
     applied,
     called,
@@ -55,7 +55,7 @@ class Trial:
     """A setting and what became of it."""
 
     number: int
-    setting: Setting
+    setting: KnobValues
     jobs: list[Job]  # a seed each
     values: list[float | None] = field(default_factory=list)  # one for every seed; None: not finite
     pruned: bool = False
@@ -220,7 +220,7 @@ class Tuning:
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{self.folder} cannot be made a folder: a file of that name is in the way") from None
 
-    def trial(self, number: int, setting: Setting, name: str) -> Trial:
+    def trial(self, number: int, setting: KnobValues, name: str) -> Trial:
         """A setting as runs, one for each seed."""
         own = any(key.startswith("model.") for key in setting)
         jobs = []
@@ -238,7 +238,7 @@ class Tuning:
     def _searched(self, jobs: Jobs, lower: bool) -> list[Trial]:
         from bespoke.study.optuna_search import Search
 
-        def made(number: int, setting: Setting) -> Trial:
+        def made(number: int, setting: KnobValues) -> Trial:
             return self.trial(number, setting, f"trial-{number:04d}")
 
         rounds = sum(stage.get("rounds", 0) for stage in self.base["stage"])

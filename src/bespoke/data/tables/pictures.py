@@ -43,14 +43,14 @@ def open_pictures(
     """Pictures as a population. size: (lines, columns), or one number for both; default: as all of them are."""
     path, notes = Path(path), list[str]()
     files = _files(path, notes)
-    table, who, what = _labelled(path, files, client, target, notes)
-    table = drop_unusable(table, [who], what, path, notes)
-    ids, code = clients_of(table, [who], path)
+    table, column, what = _labelled(path, files, client, target, notes)
+    table = drop_unusable(table, [column], what, path, notes)
+    ids, code = clients_of(table, [column], path)
     y, inferred, levels = target_of(table[what], what, task, notes)
     rows, more = _read(path, table["file"].to_pylist(), size, colour, notes)
     about: About = {
-        "name": path.resolve().name, "title": f"{path.resolve().name}: {what} of pictures by {who}", "task": inferred,
-        "target": what, "licence": "the user's own", "notes": notes,
+        "name": path.resolve().name, "title": f"{path.resolve().name}: {what} of pictures by {column}",
+        "task": inferred, "target": what, "licence": "the user's own", "notes": notes,
         "standardize": {"features": "none", "target": inferred == "regression"},
     }  # fmt: skip
     learned = ["the size and colour of pictures"] if size is None or colour is None else []

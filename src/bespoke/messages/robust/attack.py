@@ -157,9 +157,12 @@ def _z(clients: int, bad: int) -> float:
     return NormalDist().inv_cdf(min(max((clients - bad - missing) / (clients - bad), 0.5), 0.999))
 
 
-def replaced(held: Messages, form: Form, bad: Tensor, told: Tree) -> Tree:
+def replaced(held: Messages, form: Form, bad: Tensor, from_server: Tree) -> Tree:
     """What was sent, with the attackers' changes as agreed."""
-    new = {name: {path: told[name][path][block.index] for path in block.changes} for name, block in held.blocks.items()}
+    new = {
+        name: {path: from_server[name][path][block.index] for path in block.changes}
+        for name, block in held.blocks.items()
+    }
     return held.with_changes(form, new, bad)
 
 

@@ -81,14 +81,14 @@ def derived(secret: bytes, terms: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=terms, info=purpose).derive(secret)
 
 
-def seal(key: bytes, message: bytes, told: bytes) -> bytes:
+def seal(key: bytes, message: bytes, associated: bytes) -> bytes:
     """Encrypted for whoever has the key; `told` is authenticated with it but not sent."""
-    return ChaCha20Poly1305(key).encrypt(_NONCE, message, told)
+    return ChaCha20Poly1305(key).encrypt(_NONCE, message, associated)
 
 
-def unseal(key: bytes, sealed: bytes, told: bytes, what: str) -> bytes:
+def unseal(key: bytes, sealed: bytes, associated: bytes, what: str) -> bytes:
     try:
-        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, told)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, associated)
     except InvalidTag:
         raise Refused(f"{what} was changed on its way, or is not meant for this client and round") from None
 

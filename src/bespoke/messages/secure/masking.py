@@ -11,10 +11,10 @@ from bespoke.messages.secure.fixed_point import Words
 from bespoke.messages.secure.keys import AgreementKey, derived, stream
 
 
-def pair_key(mine: AgreementKey, me: int, theirs: bytes, them: int, terms: bytes) -> bytes:
+def pair_key(own: AgreementKey, me: int, other: bytes, them: int, terms: bytes) -> bytes:
     """The key of the stream of two clients; the same whoever of them asks."""
     low, high = sorted((me, them))
-    return derived(mine.agree(theirs), terms, b"pairwise mask %d %d" % (low, high))
+    return derived(own.agree(other), terms, b"pairwise mask %d %d" % (low, high))
 
 
 def self_key(seed: bytes, me: int, terms: bytes) -> bytes:

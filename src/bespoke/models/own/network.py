@@ -45,9 +45,9 @@ class Facts:
     work: int = 0  # multiply-adds of a row
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Facts:
+    def of(cls, record: Mapping[str, Any]) -> Facts:
         """From JSON."""
-        return cls(**{**told, "moving": tuple(told["moving"])})
+        return cls(**{**record, "moving": tuple(record["moving"])})
 
 
 @dataclass(frozen=True)
@@ -278,11 +278,11 @@ class OwnNetwork(Network):
         }  # fmt: skip
 
 
-def rebuilt(told: dict[str, Any], where: str = "[model]") -> OwnNetwork:
+def rebuilt(record: dict[str, Any], where: str = "[model]") -> OwnNetwork:
     """The network that was described so."""
-    model, options = found_model(told["model"], told["options"], where)
-    reading = Reading(told["reading"]["kind"], tuple(told["reading"]["shape"]))
-    return OwnNetwork(model, options, reading, Facts.of(told["facts"]))
+    model, options = found_model(record["model"], record["options"], where)
+    reading = Reading(record["reading"]["kind"], tuple(record["reading"]["shape"]))
+    return OwnNetwork(model, options, reading, Facts.of(record["facts"]))
 
 
 @dataclass(frozen=True, eq=False)

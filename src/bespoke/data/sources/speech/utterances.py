@@ -101,7 +101,7 @@ def synthesise(size: Size, voices: int, sentences: list[str]) -> Utterances:
             voice, sentence = divmod(place, len(sentences))
             if sentence == 0:
                 espeak.take(mixed(own, shares(voice)))
-            made[place] = picture(espeak.say(sentences[sentence]), size)
+            made[place] = picture(espeak.speak(sentences[sentence]), size)
         return Utterances(made, espeak.version)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bespoke.records import RunRecord
     from bespoke.study.scheduler import Job, Judge
 
-TELL_SECONDS = 0.1  # between two messages of progress
+PROGRESS_SECONDS = 0.1  # between two messages of progress
 
 
 class Relay:
@@ -35,7 +35,7 @@ class Relay:
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.steps, self.last = self.steps + steps, note or self.last
-        if time.monotonic() - self.told > TELL_SECONDS:
+        if time.monotonic() - self.told > PROGRESS_SECONDS:
             self._flush()
 
     def note(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Relay:
         self.steps, self.last, self.told = 0, "", time.monotonic()
 
 
-class Afar(Callback):
+class ForwardingCallback(Callback):
     """Stands for the callbacks, which are in the process that gives the jobs."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -83,7 +83,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, to
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
-    callbacks = (Afar(pipe),) if told else ()
+    callbacks = (ForwardingCallback(pipe),) if told else ()
 
     def judge(rounds: int, value: float) -> bool:
         pipe.send(("point", rounds, value))
@@ -125,7 +125,7 @@ def _outcome(
         return "failed", traceback.format_exc()
 
 
-class Lane:
+class RunProcess:
     """One such process, seen from the one that gives it jobs."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
@@ -152,7 +152,7 @@ class Lane:
             with contextlib.suppress(OSError):  # it died; that is said where it is listened to
                 self.stopping.send(True)
 
-    def hear(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
+    def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
         """One message; the job and its result (None if the judge ended it) when it has ended."""
         job = self.job
         assert job is not None

@@ -26,8 +26,8 @@ def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
         comes_from = "" if own in METHODS.built_in else own
         return [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from}]  # as it is by default
     found = METHODS.built_in.values()
-    ours = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
-    return ours + _others(METHODS)
+    built_in = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
+    return built_in + _others(METHODS)
 
 
 def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
@@ -157,17 +157,17 @@ def print_method(method: dict[str, Any]) -> None:
 def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
     from bespoke.data.sources.registry import SOURCES, Source, source_options, source_statistics
 
-    def told(source: Source, comes_from: str) -> dict[str, Any]:
+    def source_facts(source: Source, comes_from: str) -> dict[str, Any]:
         facts = {entry.name: getattr(source, entry.name) for entry in fields(source) if entry.name != "loader"}
         return {**facts, "from": comes_from}
 
     if name is None:
-        return [told(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
+        return [source_facts(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
     if not SOURCES.knows(name):
         raise unknown("data source", name, SOURCES.origins())
     trust_named(name)
     own = SOURCES.recorded(name, "bespoke data")
-    described = told(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
+    described = source_facts(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
     counted = [asdict(table) for table in source_statistics(own)]
     return [{**described, "options": source_options(own), "statistics": counted}]
 
@@ -219,12 +219,12 @@ def describe_metrics() -> list[dict[str, Any]]:
     tasks: dict[str, type[BaseTask]] = {
         "regression": Regression, "classification": Classification, "language": LanguageModel,
     }  # fmt: skip
-    ours = [
+    built_in = [
         {"name": name, "task": task, "better": "lower" if name in kind.lower_is_better else "higher", "from": ""}
         for task, kind in tasks.items()
         for name in kind.metrics
     ]
-    return ours + _others(METRICS)
+    return built_in + _others(METRICS)
 
 
 def print_metrics(found: list[dict[str, Any]]) -> None:
