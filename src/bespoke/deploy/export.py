@@ -69,7 +69,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "format": PERSONAL_FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
         "stage": config.stage[-1],
         "network": task.network.described(),
-        "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
+        "task": about["task"], "hinge": not task.smooth, "classes": about.get("classes", []),
         "words": about.get("words", []), "text": about.get("text", {}), "tfidf": about.get("tfidf"),
         "contexts": about.get("contexts", []), "inputs": about.get("inputs", []),
         "features": about.get("features", []), "target": about.get("target", ""),

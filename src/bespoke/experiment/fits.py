@@ -119,7 +119,7 @@ def check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: i
 def check_fit(method: Method, task: Any, population: Population, where: str) -> None:
     """Some methods are for some models only, or for few clients."""
     clients, name, needs = len(population), method.card.name, method.needs
-    if needs.smooth and getattr(task, "hinge", False):
+    if needs.smooth and not task.smooth:
         raise UserError(
             f"{where}: {name} needs a loss with a second derivative, and that of 'svm' has none; use [model] "
             "name = 'logistic', or another method"

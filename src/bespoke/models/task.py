@@ -74,6 +74,11 @@ class BaseTask:
         return self.network.is_linear
 
     @property
+    def smooth(self) -> bool:
+        """Whether the loss has a second derivative."""
+        return True
+
+    @property
     def vectorizes(self) -> bool:
         return self.network.vectorizes
 
@@ -391,6 +396,10 @@ class Classification(BaseTask):
     hinge: bool = False
     metrics: tuple[str, ...] = ("accuracy", "error", "loss", "balanced_accuracy", "f1", "auc")
     lower_is_better: tuple[str, ...] = ("error", "loss")
+
+    @property
+    def smooth(self) -> bool:
+        return not self.hinge
 
     def _sign(self, y: Tensor) -> Tensor:
         return 2.0 * y - 1.0

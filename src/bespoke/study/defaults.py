@@ -150,13 +150,13 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: About, rows: A
     solvable = head is not None and about.get("input", "table") == "table"
     linear = solvable and task.network.is_linear
     private = _by_changes(base)
-    exact = linear and not private and not getattr(task, "hinge", False)
+    exact = linear and not private and task.smooth
     methods = asked
     if not methods:
         rows, columns = head.coefficients(task.init(0)).shape if head is not None else (1, 0)
         few = head is not None and max(rows - 1, 1) * columns <= Mixed.needs.coefficients
         methods = tuple(name for name in (LINEAR if exact else NETWORK) if name != "mixed" or few)
-        if solvable and not exact and not private and few and not getattr(task, "hinge", False):
+        if solvable and not exact and not private and few and task.smooth:
             methods = (*methods, "mixed")
         if (base.get("data") or {}).get("group"):
             methods = (*methods, *GROUPS)

@@ -42,7 +42,7 @@ def references_for(experiment: Experiment) -> list[str]:
         return ["constant"] if _bias(task.init(0)) else []
     if about.get("input", "table") != "table" or task.linear() is None:
         return []
-    return ["constant"] if getattr(task, "hinge", False) else ["constant", "pooled"]
+    return ["constant", "pooled"] if task.smooth else ["constant"]
 
 
 def constant(experiment: Experiment) -> Params:
@@ -55,7 +55,7 @@ def constant(experiment: Experiment) -> Params:
     v = torch.zeros_like(task.linear().coefficients(params))
     if task.kernel_of() == "squares":
         v[0, 0] = y.double().mean()
-    elif getattr(task, "hinge", False):
+    elif not task.smooth:
         v[0, 0] = 1.0 if y.double().mean() >= 0.5 else -1.0
     else:
         counts = torch.bincount(y.long(), minlength=len(v)).double()
