@@ -1,4 +1,4 @@
-"""The commands as functions, for notebooks and scripts."""
+"""The commands as Python functions, for notebooks and scripts."""
 
 from __future__ import annotations
 

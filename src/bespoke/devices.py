@@ -1,4 +1,4 @@
-"""Where clients are computed: which devices there are, and how trees get onto one and back to the CPU.
+"""Devices on which clients are computed: which ones exist, and how trees move to them and back to the CPU.
 
 A device is named as PyTorch names it: "cpu", "cuda:0", "mps". "cuda" is all of its GPUs.
 """

@@ -1,4 +1,4 @@
-"""Digests: how damage to a file is noticed after it was written.
+"""Digests by which later damage to a file is noticed.
 
 Files that are written whole carry a digest of their own (checkpoints, segments of private state, JSON). Files that
 others depend on are digested there: a checkpoint holds the digests of the logs up to its round, result.json those of

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: shown without a traceback, exit code 2."""
+"""The exception for a user's mistake: shown without a traceback, exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pretrained language models by local folder, GGUF file, name at hand or hub name, each loaded once per process.
+"""Pretrained language models by local folder, GGUF file, short name or hub name; each is loaded once per process.
 
 Every client and task of a process shares the one copy. It is never sent, stored with a client or pickled: a worker
 process is told the name and loads the model from its place.

@@ -1,4 +1,4 @@
-"""What result.json, compare.json and tune.json hold. Numbers that are not finite are null there.
+"""The types of result.json, compare.json and tune.json. Numbers that are not finite are null there.
 
 A key that is not required is left out where there is nothing to say, or was not known to an earlier version.
 """

@@ -1,4 +1,4 @@
-"""Arrays on disk: safetensors, written atomically, opened as memory maps."""
+"""Arrays on disk: safetensors files, written atomically and opened as memory maps."""
 
 from __future__ import annotations
 

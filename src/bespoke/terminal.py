@@ -1,4 +1,4 @@
-"""The one way to the terminal: control characters in names, files and error messages do not reach it.
+"""Guards the terminal: control characters in names, files and error messages never reach it.
 
 `guard` stands between the program and its standard streams. Rich, whose own escapes are wanted, writes past the guard;
 `Terminal` is its console, in which texts are guarded before Rich adds colours and cursor movements.

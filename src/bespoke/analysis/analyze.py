@@ -1,4 +1,4 @@
-"""`bespoke analyze`: the analyses of Motley from finished run folders; each is one file in the run's `analysis/`.
+"""Runs the analyses of `bespoke analyze` on finished runs; each writes one file into the run's `analysis/`.
 
 An analysis that is there already is not made again; one that was interrupted has left nothing behind.
 """

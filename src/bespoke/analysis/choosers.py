@@ -1,4 +1,4 @@
-"""Who should choose epoch and learning rate: all clients together, or each for itself? Motley's Figures 8 and 10.
+"""Compares candidates chosen by all clients together with candidates chosen by each client (Motley, Figures 8, 10).
 
 The same candidates, chosen in both ways on validation rows and read on query rows. With few validation rows of its own
 a client chooses what fits these few. Between the two lie clients with about as many examples, which choose together.

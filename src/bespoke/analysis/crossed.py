@@ -1,4 +1,4 @@
-"""Does a personal model carry anything? A client's query rows under its own model, others' models and wrong contexts.
+"""Tests whether personal models are personal: each client's query rows under other clients' models and wrong contexts.
 
 If another user's model does as well as the client's own, nothing personal was learned; if a wrong context does as well
 as the right one, nothing of contexts. Others are told apart by whether they have a context in common with the client,

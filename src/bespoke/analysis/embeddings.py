@@ -1,4 +1,4 @@
-"""What personal embeddings know of the clients' groups: FedEmbed's Figures 3 and 4.
+"""Measures what personal embeddings reveal about the clients' groups (FedEmbed, Figures 3 and 4).
 
 Embeddings stay on their clients; here, where all clients are simulated, they can be looked at together. Each client's
 group is guessed from its embedding: by the nearest prototype or node of the map where the server has them, else by

@@ -1,4 +1,4 @@
-"""What if clients had fewer examples to personalize with? Motley's Figure 7(c), and FedPC's Tables 1 and 2.
+"""Repeats personalization with fewer examples per client (Motley, Figure 7(c); FedPC, Tables 1 and 2).
 
 Each client's support rows are cut to fractions or numbers, the smaller ones inside the larger. What was tuned for all
 clients together stays as it was; what a client chooses for itself it chooses anew, with the models it then has.

@@ -1,4 +1,4 @@
-"""What every analysis says of a set of personal models."""
+"""The summary numbers that every analysis records for a set of personal models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Own rows against others' rows as personalization goes on: the trade-off of Motley's Figure 5.
+"""Scores each candidate on the client's own rows and on other clients' rows (Motley, Figure 5).
 
 Every candidate is scored on the client's own query rows and on a fixed sample of the query rows of other clients (and,
 where there are groups, of other groups). A model that fits its client ever better usually fits the others ever worse.

@@ -1,4 +1,4 @@
-"""A map of FedPC's preference embeddings: users (psi) and contexts (phi), each in the plane of their largest variance.
+"""Draws a map of FedPC's preference embeddings: users (psi) and contexts (phi), each in its own principal plane.
 
 Embeddings of users stay on their clients; here, where all clients are simulated, they can be looked at together. Users
 and contexts have planes of their own, since one multiplies the other. Neighbours are the nearest by Euclidean distance

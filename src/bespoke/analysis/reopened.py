@@ -1,4 +1,4 @@
-"""A finished run, opened again: its checkpoint, private state and rows, ready to make personal models once more.
+"""Opens a finished run, with its checkpoint, private state and rows, so that personal models can be made again.
 
 Nothing is trained that the run has trained. What is made again are personal models, by the same keys and therefore the
 same ones; their scores for every candidate are kept in `analysis/candidates.safetensors`, for a run keeps only those of

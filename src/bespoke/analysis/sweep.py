@@ -1,4 +1,4 @@
-"""A hyper-parameter of the personal models, varied: the mean and the clients hurt need not agree on its best value.
+"""Varies one hyper-parameter of the personal models; the mean and the share of clients hurt may prefer other values.
 
 Motley's Figure 4 (learning rate and epochs of fine-tuning) and Figure 7(a-b) (the mixture of kNN-Per). Values that the
 run has candidates for need no new work. For each value the rest is chosen on validation rows, as the method does.

@@ -1,4 +1,4 @@
-"""What a callback is: it is told of a run as it goes on, and may end the training of a stage.
+"""The contract of a callback: it observes a run and may end the training of a stage.
 
 It is told what the logs of a run say: numbers of whole rounds, means over validation clients, and, when the run has
 ended, means over query rows. Private state, single clients and their names are not among it.

@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for MLflow."""
+"""Writes learning curves, settings and final scores of runs to MLflow."""
 
 from __future__ import annotations
 

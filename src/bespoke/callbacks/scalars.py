@@ -1,4 +1,4 @@
-"""What a callback is told, as the flat names and numbers that trackers of experiments take."""
+"""Converts callback events into the flat names and numbers that experiment trackers store."""
 
 from __future__ import annotations
 

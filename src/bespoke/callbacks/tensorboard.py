@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for TensorBoard."""
+"""Writes learning curves, settings and final scores of runs to TensorBoard."""
 
 from __future__ import annotations
 

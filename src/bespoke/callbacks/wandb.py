@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for Weights & Biases."""
+"""Writes learning curves, settings and final scores of runs to Weights & Biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bespoke compare"""
+"""The command `bespoke compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Printing of the commands: errors, JSON and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bespoke methods`, `data` and `metrics` show: read off the code, so that it cannot differ from it."""
+"""Collects and prints what `bespoke methods`, `data` and `metrics` show; everything is read from the code itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program ends: 0 fine, 1 failed, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C or SIGTERM."""
+"""How a program ends: 0 success, 1 failure, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bespoke run, bespoke tune"""
+"""The commands `bespoke run` and `bespoke tune`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bespoke generate"""
+"""The command `bespoke generate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bespoke methods`, `bespoke metrics` and `bespoke data`: list what is available, or describe one entry."""
+"""The commands `bespoke methods`, `metrics` and `data`, which list what is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bespoke models"""
+"""The command `bespoke models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where commands write, and how they go on where they were stopped."""
+"""Output folders of commands: where results go, and how an interrupted command is resumed."""
 
 from __future__ import annotations
 

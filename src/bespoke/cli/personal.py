@@ -1,4 +1,4 @@
-"""bespoke export, bespoke forget"""
+"""The commands `bespoke export` and `bespoke forget`."""
 
 from __future__ import annotations
 

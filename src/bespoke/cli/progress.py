@@ -1,4 +1,4 @@
-"""Progress bars for long work, and a Ctrl-C that waits for the end of a round."""
+"""Progress bars for long work, and a Ctrl-C that waits until the current round has ended."""
 
 from __future__ import annotations
 

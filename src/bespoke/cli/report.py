@@ -1,4 +1,4 @@
-"""`bespoke report` and `bespoke analyze`: read finished run folders."""
+"""The commands `bespoke report` and `bespoke analyze`, which read finished run folders."""
 
 from __future__ import annotations
 

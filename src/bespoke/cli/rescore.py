@@ -1,4 +1,4 @@
-"""bespoke rescore"""
+"""The command `bespoke rescore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bespoke studio"""
+"""The command `bespoke studio`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a population says about itself: `Population.about`, written as JSON into population.json.
+"""The types of `Population.about`: what a population says about itself, written as JSON into population.json.
 
 A source fills in what it knows, an encoding what it learned, `standardize` what it scaled. A key that is not there does
 not apply: a table has no `side`, texts without contexts no `contexts`. `describe` in data/sources/registry.py has the

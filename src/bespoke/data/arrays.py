@@ -1,4 +1,4 @@
-"""Populations of rows that a program holds: arrays, tensors, data frames, datasets, or a stream larger than memory.
+"""Builds populations from rows in memory: arrays, tensors, data frames, datasets, or a stream larger than memory.
 
     population({"anna": (x, y), "bob": (x, y)}, task="classification")
     population(frame, client="user", x=["age", "income"], y="spent")

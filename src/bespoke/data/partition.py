@@ -1,4 +1,4 @@
-"""Partitioners: they deal the rows of an unpartitioned dataset out to clients.
+"""Partitioners: functions that divide the rows of an unpartitioned dataset among clients.
 
 Each takes a label per row and returns a client per row (0 to clients - 1), a pure function of its arguments. One of
 somebody else is a function of (labels, clients, seed), and of alpha, per_client, minimum where it names them.

@@ -1,4 +1,4 @@
-"""Rows that come and go while a federation trains: clients whose preferences change, and clients that join late.
+"""Populations whose rows change while a federation trains: changed preferences, and clients that join late.
 
 A row may have a first and a last round, the columns `since` and `until` of a population; rounds count from one, over
 all stages of a run. What is there between two changes is a population of its own with the same clients in the same

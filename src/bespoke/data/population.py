@@ -1,4 +1,4 @@
-"""A population: rows of columns, sorted by client, with an offset per client.
+"""A population: columns of rows sorted by client, and an offset for each client.
 
 In memory or mapped from disk it is the same object; opening a million clients reads none of their rows.
 """

@@ -1,4 +1,4 @@
-"""Samples of a split's rows, for analyses: fewer rows to adapt or be tested on, and rows of other clients.
+"""Samples of a split's rows for analyses: fewer support or query rows, and rows of other clients.
 
 All keep the type of the rows they are drawn from, so that what may not be chosen on query rows may not be chosen on
 other clients' query rows either.

@@ -1,4 +1,4 @@
-"""A population on disk for other processes to map: it goes with its owner or, if that was killed, with the next one."""
+"""A copy of a population on disk that other processes map. It is removed with its owner, or by the next owner."""
 
 from __future__ import annotations
 

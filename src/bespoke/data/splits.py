@@ -1,4 +1,4 @@
-"""Splits as types. `Train`, `Support`, `Validation` and `Query` rows cannot be taken for one another.
+"""Splits as types: `Train`, `Support`, `Validation` and `Query` rows are different classes and cannot be confused.
 
 A split is a pure function of (seed, client id, number of rows): adding clients moves nobody, and nothing is stored.
 

@@ -1,4 +1,4 @@
-"""Standardization that cannot leak: every mean and deviation comes from training rows alone.
+"""Standardization without leaks: every mean and deviation comes from training rows alone.
 
     z = (x - mean) / deviation,   a missing value becomes 0 (the training mean)
 

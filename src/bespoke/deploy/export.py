@@ -1,4 +1,4 @@
-"""Personal models as artefacts: safetensors with what a model consists of, JSON that says how to use it.
+"""Exports personal models: safetensors with all parts of the model, and JSON that says how to use it.
 
 Most are the parameters of a network; some hold more (kNN-Per: a memory), so the method that made a model also uses it.
 """

@@ -1,4 +1,4 @@
-"""Forgetting a client: it is taken out of every file of a run, a comparison or a tuning, and shown to be gone.
+"""Removes a client from every file of a run, a comparison or a tuning, and proves that it is gone.
 
 The order makes it repeatable after a crash at any moment. First an intention is written (`forgetting.safetensors`:
 whom, which bytes to search for, which analyses and pages to make anew), then the mark by which no later command brings

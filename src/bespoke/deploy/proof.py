@@ -1,4 +1,4 @@
-"""The proof that a client is gone: every file of a folder is decoded and searched for its id and its bytes."""
+"""The proof that a client is gone: decodes every file of a folder and searches it for the client's id and bytes."""
 
 from __future__ import annotations
 

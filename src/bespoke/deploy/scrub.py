@@ -1,4 +1,4 @@
-"""Taking one client out of the files of a folder. Each step may be repeated: what is gone already stays gone."""
+"""Removes one client from the files of a folder. Every step can be repeated without further effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a configuration to an Experiment: rows loaded and prepared, the task and the methods made, all of it checked."""
+"""Builds an Experiment from a configuration: loads and prepares rows, makes the task and methods, checks all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks as an experiment names them: [callbacks] of a file, objects from Python, and the way from one to the other.
+"""Callbacks of an experiment: named in [callbacks] of a file, or given as objects from Python.
 
     [callbacks]
     early-stop = {patience = 5}

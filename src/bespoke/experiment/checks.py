@@ -1,4 +1,4 @@
-"""Checks of experiments, comparisons and tunings: what is wrong, where, and what is allowed."""
+"""Checks of experiments, comparisons and tunings; messages say what is wrong, where, and what is allowed."""
 
 from __future__ import annotations
 

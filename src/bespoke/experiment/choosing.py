@@ -1,4 +1,4 @@
-"""Choosing a personal model, on validation scores and on nothing else.
+"""Chooses a personal model among candidates, by validation scores only.
 
 Scores of query rows are another type: they can be read at a choice already made, but nothing can be chosen on them.
 """

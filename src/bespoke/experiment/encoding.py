@@ -1,4 +1,4 @@
-"""What is learned of the data before training: from training rows alone, declared by the user, or paid for.
+"""What is learned from the data before training: from training rows only, declared by the user, or released with noise.
 
 Categories, class names, missing values, first dates, means and deviations are learned from clients, and whoever sees a
 model sees them. Under [privacy] each of them is declared public, released with noise that the account counts (see

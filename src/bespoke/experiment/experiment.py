@@ -1,4 +1,4 @@
-"""What is to be run: an experiment, the stages it consists of, and what one stage hands on to the next."""
+"""An experiment: its stages, and what each stage hands on to the next."""
 
 from __future__ import annotations
 

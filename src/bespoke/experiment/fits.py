@@ -1,4 +1,4 @@
-"""Whether methods fit the data, the model and each other; what does not is refused before anything is trained."""
+"""Checks that methods fit the data, the model and each other, before anything is trained."""
 
 from __future__ import annotations
 

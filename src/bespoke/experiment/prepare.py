@@ -1,4 +1,4 @@
-"""From loaded rows to rows ready for training: encoded, standardized by the training rows, and split."""
+"""Prepares loaded rows for training: encodes them, standardizes them by the training rows, and splits them."""
 
 from __future__ import annotations
 

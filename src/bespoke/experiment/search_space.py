@@ -1,4 +1,4 @@
-"""What is tried: lists of values or ranges by knob, and how a setting becomes part of an experiment."""
+"""Search spaces: lists of values or ranges for each knob, and how a setting is applied to an experiment."""
 
 from __future__ import annotations
 

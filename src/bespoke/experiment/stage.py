@@ -1,4 +1,4 @@
-"""What the table of a stage says: its method, its rounds, and the method's knobs."""
+"""The table of a stage: its method, its rounds, and the method's knobs."""
 
 from __future__ import annotations
 

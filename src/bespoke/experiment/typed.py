@@ -1,4 +1,4 @@
-"""Values against declared types: the first thing wrong, in words, with what is allowed."""
+"""Checks values against declared types and explains the first mismatch in words."""
 
 from __future__ import annotations
 

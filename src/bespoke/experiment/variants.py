@@ -1,4 +1,4 @@
-"""What a comparison compares: methods, each perhaps in several settings under labels of their own.
+"""The entries of a comparison: methods, each possibly in several settings with labels of their own.
 
     [compare.entries.warm]
     method = "hypcluster"

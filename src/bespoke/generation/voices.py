@@ -1,4 +1,4 @@
-"""Who speaks: the personal models of a finished run with a frozen language model, by user and context."""
+"""Voices of a finished run with a frozen language model: personal models by user and context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression of messages: the largest entries only, in eight bits, or both; what is lost goes into the next message.
+"""Compression of messages: largest entries only, eight bits, or both; the error is added to the next message.
 
 Top-k (Aji and Heafield 2017; error feedback: Stich et al. 2018, Karimireddy et al. 2019) sends of each leaf the k
 entries of largest size with their places. What was not sent stays on the client and is added to its next message: this

@@ -1,4 +1,4 @@
-"""What acts on messages between client and server: clipping, noise, compression.
+"""The contract of transforms, which act on messages between client and server: clipping, noise, compression.
 
 A transform has a client half, on what leaves a client, and a server half, on the sums. Hosts apply the client half to
 some clients at a time, stacked along a first dimension, after the method has made their messages: each client's part is

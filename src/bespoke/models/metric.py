@@ -1,4 +1,4 @@
-"""Scores of classes beyond accuracy, and the metric that fits the data.
+"""Classification metrics beyond accuracy, and the default metric for given data.
 
 A client's balanced accuracy, F1 and area under the ROC curve are means over its classes: `class_sums` gives the sums
 and how many classes count, in a form that stacks over clients under torch.func.vmap.

@@ -1,4 +1,4 @@
-"""A Task joins a network with a loss and a score, and knows nothing of federation.
+"""Tasks: a network joined with a loss and a score. A task knows nothing of federation.
 
 A batch is a dict of tensors: `x`, `y` and `mask` (1.0 for a row, 0.0 for padding). Losses are means over the rows that
 count, so padding changes nothing. Scores are sums over rows together with their `count`, so that any mean can follow.

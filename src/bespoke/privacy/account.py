@@ -1,4 +1,4 @@
-"""A run's privacy account: how much noise, what each round has spent, and when training has to stop.
+"""The privacy account of a run: how much noise is added, what each round has spent, and when training must stop.
 
 Two guarantees, each for one client against all others:
 

@@ -1,4 +1,4 @@
-"""What rounds of noise cost in (epsilon, delta): by dp-accounting, whose events are the only source of numbers here.
+"""Computes (epsilon, delta) of rounds of noise. dp-accounting is the only source of the numbers.
 
 Three ways in which clients may come, and what can be said of each:
 

@@ -1,4 +1,4 @@
-"""What was really done: attempts.jsonl notes every round that was begun or finished, and the noise it was made with.
+"""The record of what really happened: attempts.jsonl notes every round begun or finished, with its noise.
 
 The account is composed of these lines, not of what was planned: so it holds for a stage that another run has trained,
 and for rounds that were made before privacy.json was changed or lost. Lines of a stage that was adopted from the cache

@@ -1,4 +1,4 @@
-"""What several private runs cost together: seeds, methods and trials look at the same clients again and again."""
+"""The combined privacy cost of several private runs: seeds, methods and trials train on the same clients."""
 
 from __future__ import annotations
 

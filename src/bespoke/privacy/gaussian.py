@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on messages: clip what leaves a client, add noise to it, to the sum, or to both.
+"""The Gaussian mechanism on messages: clips what leaves a client and adds noise to it, to the sum, or to both.
 
 A client's hidden fields are scaled to a bounded norm: all of them together (flat), each leaf to C / sqrt(leaves) (by
 layer), or each field to a bound of its own. Then a client moves the sum by at most C, and noise of deviation z C on

@@ -1,4 +1,4 @@
-"""Gaussian noise: from the operating system's generator, which nobody can predict, or from keys, to be repeated.
+"""Gaussian noise from the operating system's generator (unpredictable) or from keys (repeatable).
 
 Secret noise is made of os.urandom (a cryptographic generator, seeded by the machine) by the transform of Box and
 Muller, in double precision. Where it is added the sum is rounded to the message's own precision afterwards: float32 has

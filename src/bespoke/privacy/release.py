@@ -1,4 +1,4 @@
-"""What the encoding of data learns from clients, paid for: noised categories, means and deviations.
+"""Statistics of clients' data that the encoding needs, released with noise: categories, means and deviations.
 
 Three rounds of the Gaussian mechanism, in each of which a client sends a vector of norm at most one:
 

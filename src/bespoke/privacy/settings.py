@@ -1,4 +1,4 @@
-"""The [privacy] table of an experiment, and what does not go together."""
+"""The [privacy] table of an experiment, and the combinations that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who comes to which round, and what that adds up to: for each client where it is known, else by rounds."""
+"""Counts in which rounds each client takes part, and adds up the privacy spent: by client if known, else by round."""
 
 from __future__ import annotations
 

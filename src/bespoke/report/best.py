@@ -1,4 +1,4 @@
-"""Which method is best by which number: mean over clients, worst served, spread, clients hurt, other metrics, cost.
+"""Finds the best method by each number: mean, worst served clients, spread, clients hurt, other metrics, cost.
 
 Motley (Wu et al., 2022, Section 6): the best method can change with the metric, so that the mean alone is not enough.
 Only the mean has a paired test here: methods whose interval against the best includes zero are tied with it. Of the

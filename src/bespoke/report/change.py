@@ -1,4 +1,4 @@
-"""A change against the baseline in words, in percent where that makes sense."""
+"""States a change against the baseline in words, in percent where percent makes sense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Practical concerns as checks: what Motley warns of, looked for in the comparison at hand."""
+"""Checks a comparison for the practical concerns that Motley warns of."""
 
 from __future__ import annotations
 

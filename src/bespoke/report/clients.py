@@ -1,4 +1,4 @@
-"""The answer by client and by group: who gains, who is hurt, and what a rule of acceptance would change."""
+"""The answer by client and by group: who gains, who is hurt, and what an acceptance rule would change."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the page shows of personal embeddings: guesses against groups and the plane (FedEmbed's Figures 3 and 4), and
-the map of users and contexts of FedPC.
+"""The page's section on personal embeddings.
+
+It shows guessed groups against known groups and the plane (FedEmbed, Figures 3 and 4), and FedPC's map of users and
+contexts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run's privacy statement (result.json) in words and numbers, for the terminal and the report."""
+"""States a run's privacy guarantee (from result.json) in words and numbers, for the terminal and the report."""
 
 from __future__ import annotations
 

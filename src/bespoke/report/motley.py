@@ -1,4 +1,4 @@
-"""What the page shows after Motley: its tables, its practical concerns, clusters, and what `bespoke analyze` found."""
+"""The page's sections after Motley: its tables, practical concerns, clusters, and the results of `bespoke analyze`."""
 
 from __future__ import annotations
 

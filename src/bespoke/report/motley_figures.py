@@ -1,4 +1,4 @@
-"""Figures of `bespoke analyze` and of clusters, after those of Motley; see figures.py for how they are written down."""
+"""Figures of `bespoke analyze` and of clusters, after Motley; figures.py describes their format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison in the form of Motley's Tables 4 to 7: what the paper reports of each method, in its order.
+"""A comparison in the form of Motley's Tables 4 to 7: the paper's numbers for each method, in the paper's order.
 
 Per-client mean and spread, each averaged over seeds and with its own spread over seeds; the clients hurt against the
 fedavg run of the same seed; tuned hyper-parameters; practical concerns. Published values come from the comparison's

@@ -1,4 +1,4 @@
-"""A figure of the report as an object of Plotly, for notebooks. The page's script does the same: figures.html.jinja."""
+"""A figure of the report as a Plotly object, for notebooks. figures.html.jinja does the same in the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to know before the answer: who diverged, and how methods stand against a constant and a pooled fit."""
+"""Sentences that precede the answer: which methods diverged, and how methods compare with constant and pooled fits."""
 
 from __future__ import annotations
 

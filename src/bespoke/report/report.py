@@ -1,4 +1,4 @@
-"""From run folders to one Report, which the terminal, JSON and the page share: nothing of it is computed twice."""
+"""Makes one Report from run folders, shared by the terminal, JSON and the page; nothing is computed twice."""
 
 from __future__ import annotations
 

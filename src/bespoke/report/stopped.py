@@ -1,4 +1,4 @@
-"""Which runs a callback ended early, and after which round, in words."""
+"""States which runs a callback ended early, and after which round."""
 
 from __future__ import annotations
 

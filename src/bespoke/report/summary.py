@@ -1,4 +1,4 @@
-"""A comparison in numbers and in words: does personalization help, by how much, who is hurt, what does it cost.
+"""The types of a summary: does personalization help, by how much, who is hurt, what does it cost.
 
 These are the types alone; `report.py` makes them from run folders.
 

@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal, followed by the answer in words."""
+"""Prints a comparison in the terminal: a table, then the answer in words."""
 
 from __future__ import annotations
 

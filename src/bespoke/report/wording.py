@@ -1,4 +1,4 @@
-"""The answer in words: what a summary's numbers say to somebody who has to decide."""
+"""The answer in words: states what a summary's numbers mean for somebody who must decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second pass: recogniser and language model interpolated, weight and word bonus tuned on validation utterances.
+"""The second pass: combines recogniser and language model; weight and word bonus are tuned on validation utterances.
 
 The hypothesis chosen is the one with the largest
 

@@ -1,4 +1,4 @@
-"""Lists of hypotheses of any speech recogniser, an utterance a line of JSON: docs/rescoring.md describes the format."""
+"""Reads hypothesis lists (n-best lists) of a speech recogniser: one utterance per line of JSON (docs/rescoring.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bespoke rescore`: hypotheses of a recogniser chosen with the language models of a finished run."""
+"""`bespoke rescore`: chooses among a recogniser's hypotheses with the language models of a finished run."""
 
 from __future__ import annotations
 

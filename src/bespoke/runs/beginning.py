@@ -1,4 +1,4 @@
-"""What a run begins with, and goes on with when it is resumed: released statistics, its account, how it is executed."""
+"""Prepares a run that starts or resumes: released statistics, privacy account, and how it is executed."""
 
 from __future__ import annotations
 

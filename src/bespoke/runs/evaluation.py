@@ -1,4 +1,4 @@
-"""Personal models made and scored: points of the learning curve while a run trains, its results when it has."""
+"""Makes and scores personal models: for learning curves during training, and for the results after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever watches long work: is told how far it is, and may stop it."""
+"""Interfaces for watching long work: progress is reported to a watcher, which may stop the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finished run, opened again: its models made anew from its checkpoint, private state and rows."""
+"""Opens a finished run and makes its models again from its checkpoint, private state and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run folder: what a run is, on disk. Everything is written so that a kill at any instant loses nothing.
+"""The run folder on disk. Files are written so that a kill at any moment loses nothing.
 
 config.toml      the resolved experiment          rounds.jsonl   one line a round: cohort, cost, validation metrics
 engine.json      how clients are executed         ledger.jsonl   one line a round: bytes, steps, what was revealed

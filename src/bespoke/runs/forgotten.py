@@ -1,4 +1,4 @@
-"""Who was forgotten in a folder: kept as hashes of ids, so that nothing brings a forgotten client back.
+"""The forgotten clients of a folder, kept as hashes of ids so that no later command brings a client back.
 
 forgotten.json holds the hashes, and a receipt for each forgetting that was finished. It lies in the folder that
 `bespoke forget` was given and in every run inside.

@@ -1,4 +1,4 @@
-"""Progress in a notebook: a bar for what is going on and one for each run beside it; they are gone at the end."""
+"""Progress in a notebook: one bar for the current work and one for each run; bars disappear at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run leaves: clients.parquet, selection.parquet, choices.json and, last, result.json."""
+"""Writes a finished run's results: clients.parquet, selection.parquet, choices.json and, last, result.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the logs say of a round: its line in rounds.jsonl, and its line in ledger.jsonl."""
+"""Makes the log lines of a round: one for rounds.jsonl and one for ledger.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trained stages that several runs share: `stages/KEY/` of a comparison or a tuning, whole or not there.
+"""Trained stages that several runs share: `stages/KEY/` of a comparison or tuning, complete or absent.
 
 A stage is put there by one rename, with the digests of its files in `whole`. One that was damaged since is taken away
 and trained again.

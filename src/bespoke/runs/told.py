@@ -1,4 +1,4 @@
-"""What a run tells its callbacks, and which of them end its stages."""
+"""Calls the callbacks of a run, and asks which of them end its stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acceptance: what if a client took its personal model only where that can be justified? Motley asks for such rules.
+"""Acceptance rules: what would change if clients took a personal model only where the rule allows it (Motley).
 
 From the per-client tables of a comparison: the shared model is the baseline's, of the same seed. Two rules: a client
 takes its model if that wins on its own validation rows by a margin, or if the client has enough examples, where

@@ -1,4 +1,4 @@
-"""What `bespoke analyze` has left in run folders, averaged over seeds, and in words."""
+"""Reads what `bespoke analyze` wrote into run folders, averages it over seeds, and states it in words."""
 
 from __future__ import annotations
 

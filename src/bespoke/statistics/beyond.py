@@ -1,4 +1,4 @@
-"""Hurt beyond noise: which clients are worse off, or better, by more than the chance of their few test rows?
+"""Tests which clients are hurt or helped beyond the chance of their few test rows.
 
 Each client's test rows under a method are paired with the same rows under the baseline (a row that several seeds tested
 is averaged first). A client has few rows, so its variance is shrunk towards that of all clients (the moderated t-test,

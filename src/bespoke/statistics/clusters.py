@@ -1,4 +1,4 @@
-"""What learned clusters hold, against groups that are known: Motley's Figure 6(d). So do groups found for GroupFL."""
+"""Compares learned clusters, and groups found for GroupFL, with known groups (Motley, Figure 6(d))."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clients' data differ: numbers of examples, what their targets are, and how far from everyone's.
+"""Measures how clients' data differ: numbers of examples, targets, and the distance from all clients together.
 
 The distance of a client is that between its targets and those of all clients together: of classes and tokens the
 Jensen-Shannon divergence in bits (0: the same, 1: nothing in common), of numbers the Wasserstein distance in standard

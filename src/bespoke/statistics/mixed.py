@@ -1,4 +1,4 @@
-"""What a federated mixed model found: the common coefficients, and how much they differ between groups and clients.
+"""Reads the estimates of a federated mixed model: common coefficients, and how they vary by group and client.
 
 A run of the method `mixed` writes its estimates into `observed` of the last line of rounds.jsonl. Features and target
 are standardized there, so coefficients and their standard deviations can be compared with each other.

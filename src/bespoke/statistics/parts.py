@@ -1,4 +1,4 @@
-"""What run folders say of one method: numbers that are no comparison."""
+"""Small facts about a method that are read from its run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method against the baseline: paired over clients, and in each group of them. Whom it hurts, whom it helps."""
+"""Compares a method with the baseline, paired over clients, overall and by group: who is hurt, who is helped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studio's server: a page, and what its script asks for. Texts stream as server-sent events.
+"""The studio's web server: the page, and answers to its script. Texts are streamed as server-sent events.
 
 One request at a time uses the model; a few more may wait.
 """

@@ -1,4 +1,4 @@
-"""`bespoke compare`: does personalization help here, which method, by how much, who is hurt, what does it cost?
+"""`bespoke compare`: tunes and runs several methods with several seeds, and records them for the report.
 
 Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
 all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.

@@ -1,4 +1,4 @@
-"""What a comparison does where nobody says: metric, model, methods and how they are fitted, settled by the data.
+"""The defaults of a comparison: metric, model, methods and how each is fitted, decided from the data.
 
 Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
 FedAvg with steps that cannot overshoot, language models in a number of rounds that takes minutes. Under privacy nothing

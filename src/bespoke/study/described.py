@@ -1,4 +1,4 @@
-"""What compare.json says of an experiment, its data and its methods, read off what they declare."""
+"""Describes an experiment, its data and its methods for compare.json, from what the methods declare."""
 
 from __future__ import annotations
 

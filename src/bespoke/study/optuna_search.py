@@ -1,6 +1,6 @@
-"""A search with Optuna: TPE suggests settings, a pruner gives up the hopeless, the study lies in SQLite.
+"""Searches with Optuna: TPE suggests settings, a pruner stops bad trials, the study is stored in SQLite.
 
-Akiba et al., Optuna, KDD 2019. Only this process asks and tells; the runs go on elsewhere (jobs.py) and send their
+Akiba et al., Optuna, KDD 2019. Only this process asks and tells; the runs go on elsewhere (scheduler.py) and send their
 learning curves here. What TPE suggests for a trial is a function of (seed, number of the trial, trials before it), so a
 search that was interrupted goes on, one run at a time to the same settings. Needs the extra `tune`.
 """

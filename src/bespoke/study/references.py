@@ -1,4 +1,4 @@
-"""What every comparison is held against: a constant prediction, and the same model fitted to all rows in one place.
+"""The references of every comparison: a constant prediction, and the same model fitted to all rows in one place.
 
 Neither is federated. Both are a shared model that a run begins with instead of a fresh one, so that they are chosen,
 scored and kept as any other.

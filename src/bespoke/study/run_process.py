@@ -1,4 +1,4 @@
-"""A process that makes runs, one at a time, and says how far it is. See jobs.py, whose processes these are."""
+"""A worker process that makes one run at a time and reports its progress. scheduler.py starts these processes."""
 
 from __future__ import annotations
 

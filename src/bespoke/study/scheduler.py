@@ -1,4 +1,4 @@
-"""Runs that do not wait for each other: one after the other, or several at a time in processes of their own.
+"""Executes runs one after the other, or several at a time in processes of their own.
 
 Each run has a folder of its own, so nothing is shared but the data (mapped from disk) and the trained stages in
 `stages/`: a run that starts from a stage which another one is training waits for it. Several at a time, every run has

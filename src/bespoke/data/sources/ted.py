@@ -1,4 +1,4 @@
-"""TED talks in English: a talk is a client, its words in segments; groups are topics found in training text.
+"""TED talks in English: a client is a talk, its rows are segments of words; groups are topics of the training text.
 
 The four collections differ by caption format (with or without punctuation), so letters are taken in lower case, without
 punctuation, stage directions and credits. A talk that repeats another one is left out, whatever its collection: some

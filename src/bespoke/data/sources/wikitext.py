@@ -1,4 +1,4 @@
-"""WikiText-103 (Merity et al. 2017) by page: predict the next word; groups are topics, as the titles tell them.
+"""WikiText-103 (Merity et al. 2017) by page: next-word prediction; groups are topics taken from the titles.
 
 As in Liu et al., Group Personalized Federated Learning (ICASSP 2023): a page is a client, its sentences are examples,
 and pages whose title names one of five topics make a group. The paper says neither how a title names a topic nor how

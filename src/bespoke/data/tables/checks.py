@@ -1,4 +1,4 @@
-"""What to know of a table before its results are believed: leaks, ids, duplicates, clients that are the same, few rows.
+"""Checks of a table before training: leaks, id columns, duplicate rows, clients that are copies, few rows.
 
 Everything is looked for on a limited number of rows of evenly chosen clients, so that it takes a fraction of a second.
 What is found is said and never acted upon.

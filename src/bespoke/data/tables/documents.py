@@ -1,4 +1,4 @@
-"""A user's own texts by client: a table with a column of texts, or a folder of files by client.
+"""Reads a user's own texts by client: a table with a column of texts, or a folder of files by client.
 
 A text longer than `length` becomes several rows of nearly equal length, the segments of one unit, so that no text is
 half in training and half in test. What was dropped, cut or inferred is said in `about['notes']`.
@@ -60,7 +60,7 @@ def open_texts(
     how: Segmenting | None = None,
     words: tuple[str, ...] | None = None,
 ) -> Population:
-    """Texts as a raw population (see data/texts.py), of which nothing is learned.
+    """Texts as a raw population (see data/texts/vocabulary.py), of which nothing is learned.
 
     `client` names a column, or several joined by commas, and `text` the column of texts; a folder needs neither.
     `context` names a column of what was around the text, kept as the column `context` with names in

@@ -1,4 +1,4 @@
-"""Cells of a table as numbers to learn from: indicators of categories, parts of dates, and what is left out.
+"""Turns the cells of a table into numeric features: category indicators, parts of dates; some columns are left out.
 
 `cells_of` holds a column as it is, without learning anything: numbers, 0 and 1, seconds since 1970, or the place of a
 text in a list of levels; NaN where the value is missing. `learned` finds a schema in training rows, `encode` makes the

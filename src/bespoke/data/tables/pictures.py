@@ -1,4 +1,4 @@
-"""A user's own pictures by client: a folder of image files, with classes as folders or a table of labels.
+"""Reads a user's own pictures by client: a folder of image files, labelled by folders or by a table.
 
     photos/anna/cat/1.png              client "folder", target "folder": the client's folder, in it one for each class
     photos/anna/1.png, labels.csv      target "kind": a column of the one table in photos/, whose column `file` names

@@ -1,4 +1,4 @@
-"""What is known of a table before it is learned from: its columns' kinds, categories, ranges, and the target's classes.
+"""The schema of a table, known before learning: kinds of columns, categories, ranges, and the target's classes.
 
 A schema is a file the user gives (JSON or TOML), or it is learned from training rows. What a schema declares is not
 learned. As a file:

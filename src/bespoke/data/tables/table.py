@@ -1,4 +1,4 @@
-"""A user's own table, CSV or Parquet, as a population: say which column is the client and which the target.
+"""Reads a user's own table (CSV or Parquet) as a population, given its client and target columns.
 
 Numbers stay numbers; booleans become 0 and 1; categories become indicators; dates become year, month, weekday and days.
 Whatever is inferred, left out or dropped is said in `about['notes']`.

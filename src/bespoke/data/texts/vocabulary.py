@@ -1,4 +1,4 @@
-"""Texts by client as rows of surface words, and the vocabulary that training rows give them.
+"""Texts by client as rows of surface words, and the vocabulary learned from training rows.
 
 `population` keeps texts as they are read and learns nothing: column `pieces` (rows, length) holds surface ids, 0 where
 the text is over, and `about["pieces"]` the distinct surface words (word i has the id i + 1). `encode` makes the

@@ -1,4 +1,4 @@
-"""Attacks as part of a simulation: what a robust rule is to be measured by.
+"""Simulated attacks, against which robust rules are measured.
 
 - label-flip: the attackers' rows have other targets: class c becomes (classes - 1 - c), a number is mirrored at the
   mean of all training rows. They train honestly on these.

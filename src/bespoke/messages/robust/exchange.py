@@ -1,4 +1,4 @@
-"""A robust rule as exchanges between the server and hosts that hold a cohort's messages.
+"""Robust rules as exchanges between the server and the hosts that hold a cohort's messages.
 
 What the server asks for is what it learns: `all` are the messages themselves (median, trimmed mean, Krum), `norms` a
 few numbers of each client, `sums` and `pull` sums over clients. Norm-bound scales every client's change to the median

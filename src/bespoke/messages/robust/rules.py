@@ -1,4 +1,4 @@
-"""Rules that make one change of many clients' changes, some of which may be wrong on purpose.
+"""Robust aggregation rules: one change from many clients' changes, some of which may be malicious.
 
 Rows of `changes` are clients, each as one long vector; every rule gives the change that all of them stand for.
 

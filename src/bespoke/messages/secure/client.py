@@ -1,4 +1,4 @@
-"""Secure sums: a client. It trusts nobody but the directory of identities, and enforces its own limits."""
+"""The client of secure sums. It trusts only the directory of identities, and enforces its own limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: who a client is (Ed25519), what two clients agree on (X25519), and what follows from it (HKDF, ChaCha20).
+"""Keys: identities (Ed25519), key agreement (X25519), and what is derived from it (HKDF, ChaCha20).
 
 An identity lasts; a pair of agreement keys is made for one attempt at one round and thrown away. Every derived key
 depends on the terms of the attempt and on what the key is for (`purpose`), so that none is ever used twice.

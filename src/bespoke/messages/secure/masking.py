@@ -1,4 +1,4 @@
-"""Masks: what a client adds to its numbers, modulo 2^64, so that nobody can read them and their sum is left as it was.
+"""Masks, modulo 2^64, that a client adds to its numbers: each number is unreadable, and the sum is unchanged.
 
 For every pair of clients u < v there is a stream of numbers that both can make: u adds it, v subtracts it, and in the
 sum of both it is gone. Each client also adds a stream of its own (its self mask). Without it, a client that was taken

@@ -1,4 +1,4 @@
-"""What the protocol refuses. A refusal is a UserError: it ends a command with a sentence, never with a traceback."""
+"""Errors of the protocol. Each is a UserError: the command ends with a sentence, not with a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secure sums: the server of one attempt. It passes messages on, adds up, and learns the sum of the survivors alone."""
+"""The server of one attempt at a secure sum. It forwards messages and learns only the sum of the survivors."""
 
 from __future__ import annotations
 

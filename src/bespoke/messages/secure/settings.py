@@ -1,4 +1,4 @@
-"""The [secure] table of an experiment, and what does not go together with secure sums."""
+"""The [secure] table of an experiment, and the combinations that are refused with secure sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How FedEmbed's clients come to their head: by what they like, by the nearest prototype, by a self-organising map.
+"""How FedEmbed assigns clients to heads: by liked kind, by nearest prototype, or by a self-organising map.
 
 Kohonen's map (The Self-Organizing Map, 1990) has K nodes on a grid, each a point among the embeddings. In its federated
 form the nodes go out, and a client of embedding e sends by how much it would pull each node j,

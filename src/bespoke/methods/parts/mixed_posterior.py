@@ -1,4 +1,4 @@
-"""What a client of the mixed model computes (see mixed.py), and the steps in its variances: functions of tensors."""
+"""The mixed model's client computations (see mixed.py) and its variance steps, as functions of tensors."""
 
 from __future__ import annotations
 

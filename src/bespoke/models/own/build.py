@@ -1,4 +1,4 @@
-"""The task of a model of the user's own, for data that are described so."""
+"""Makes the task of a user's own model, or of a described or exported one."""
 
 from __future__ import annotations
 

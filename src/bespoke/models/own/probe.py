@@ -1,4 +1,4 @@
-"""What an own model is found to be when it is tried on a few rows: before anything is trained, in words if it fails."""
+"""Tries a user's own model on a few rows before training, and explains in words what fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech by espeak-ng, and new voices between its own: a voice is numbers, and numbers can be interpolated.
+"""Speech by espeak-ng, with new voices interpolated between its own: a voice is a set of numbers.
 
 The library is the one in the package espeakng-loader (extra `speech`), or the system's (Debian: libespeak-ng1). A voice
 file is lines of a name and numbers: pitch and its range in Hz; frequency, height, width (in percent of the language's)

@@ -1,4 +1,4 @@
-"""Speech Commands (Warden 2018): spoken words of one second, as a wake-word task. Was it the wake word, or another?
+"""Speech Commands (Warden 2018): spoken words of one second. The task is to detect a wake word.
 
 Read from a table of the test set (`word`, `speaker`, `clip`, `mulaw_8khz`: 8,000 mu-law bytes) or from the published
 folders (`clips/<word>/<speaker>_nohash_<n>.wav`, 16 kHz, and `clips/_background_noise_`, cut into seconds); a clip

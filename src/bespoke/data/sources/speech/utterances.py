@@ -1,4 +1,4 @@
-"""Utterances of synthetic voices as pictures: sentences of Shakespeare, said by voices between eight of espeak-ng's.
+"""Spectrograms of synthetic voices: sentences of Shakespeare, spoken by mixtures of eight voices of espeak-ng.
 
 Silva et al. have 12,420 utterances of 20 voices, made by interpolating the parameters of eight (621 sentences each),
 as spectrograms cut or padded to 200 x 375. Here the eight stand in a ring of four lower and four higher voices; two
