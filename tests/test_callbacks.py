@@ -297,9 +297,9 @@ def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
 
     thread = threading.Thread(target=far)
     thread.start()
-    assert lane.hear(lambda job, rounds, value: True) is None
+    assert lane.receive(lambda job, rounds, value: True) is None
     with pytest.raises(UserError, match="Failing failed in on_round") as error:
-        lane.hear(lambda job, rounds, value: True)
+        lane.receive(lambda job, rounds, value: True)
     thread.join()
     assert ended == [str(error.value)]
     assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]

@@ -57,7 +57,7 @@ def test_an_utterance_is_a_function_of_voice_and_text(espeak: Espeak) -> None:
         "with Espeak() as espeak:\n"
         "    own = {name: espeak.its_voice(name) for name in ('Gene', 'f4')}\n"
         f"    espeak.take(mixed(own, {{'Gene': 0.5, 'f4': 0.5}}))\n"
-        f"    print(hashlib.sha256(espeak.say({SENTENCE!r}).tobytes()).hexdigest())"
+        f"    print(hashlib.sha256(espeak.speak({SENTENCE!r}).tobytes()).hexdigest())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == hashlib.sha256(first.tobytes()).hexdigest()

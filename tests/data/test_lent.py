@@ -15,9 +15,9 @@ from bespoke.data.shared_copy import SharedCopy
 
 MADE = """
 import time, torch
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.data.population import Population
-lent = Lent(Population.build({"y": torch.zeros(2)}, ["a", "b"]))
+lent = SharedCopy(Population.build({"y": torch.zeros(2)}, ["a", "b"]))
 print(lent.folder, flush=True)
 time.sleep(60)
 """

@@ -15,10 +15,10 @@ from bespoke.errors import UserError
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show one method in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this method in full.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the methods, or show one: what it does, what travels, what stays private, its knobs.
+    """List the methods, or describe one: what it does, what it sends, what stays private, its settings.
 
     `bespoke methods`, then `bespoke methods finetune`
     """
@@ -35,7 +35,7 @@ def methods(
 
 @app.command()
 def metrics(as_json: Json = False) -> None:
-    """List the metrics: of each task, and those that installed packages offer.
+    """List the metrics of each task, and those that installed packages offer.
 
     `bespoke metrics`; a metric of your own is named as "package.module:name", see docs/doors.md.
     """
@@ -51,35 +51,45 @@ def metrics(as_json: Json = False) -> None:
 @app.command()
 def data(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show one source in full; or a table, with --write-schema.")
+        str | None,
+        typer.Argument(metavar="NAME", help="Describe this source in full. With --write-schema or --figure: a table."),
     ] = None,
     write_schema: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what a public table says of its columns (.json or .toml)."),
+        typer.Option(metavar="FILE", help="Write the schema of a public table into this file (.json or .toml)."),
     ] = None,
-    client: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: who.")] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: what to predict.")] = None,
-    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: what groups the clients.")] = None,
-    features: Annotated[str | None, typer.Option(metavar="COLUMNS", help="Of the table: a,b,c.")] = None,
-    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: when.")] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The table's column with the client's id.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="The table's column to predict.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="The table's column with the client's group.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="The table's columns to predict from: a,b,c.")
+    ] = None,
+    time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The table's column with the time.")] = None,
     task: Annotated[str | None, typer.Option(metavar="TASK", help="regression or classification.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of the table: texts.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="The table's column with texts.")] = None,
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help="words, characters, or a folder.")] = None,
     figure: Annotated[
-        bool, typer.Option("--figure", metavar="", help="Draw it: sizes, targets and distances of clients.")
+        bool,
+        typer.Option(
+            "--figure", metavar="", help="Write a page with figures of clients' sizes, targets and differences."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the data sources, or show one: clients, examples, licence, how to obtain it.
+    """List the data sources, or describe one: clients, examples, licence, how to obtain it.
 
     `bespoke data`, then `bespoke data chem97` and `bespoke compare --data chem97`
 
-    `bespoke data chem97 --figure`, or `bespoke data pupils.csv --client school --target score --figure`, draws how
-    many examples clients have, what their targets are and how far apart they are, beyond chance.
+    `bespoke data chem97 --figure`, or `bespoke data pupils.csv --client school --target score --figure` writes
+    a page. It shows how many examples clients have, their targets, and how much they differ beyond chance.
 
-    `bespoke data public.csv --client school --target score --write-schema schema.json` writes what a table that is
-    public says of its columns, for `bespoke compare private.csv --schema schema.json` under privacy; with --text in
-    place of --target, which words it has.
+    `bespoke data public.csv --client school --target score --write-schema schema.json` writes the schema of a
+    public table: kinds of columns, categories, ranges. Under privacy, `bespoke compare private.csv --schema
+    schema.json` uses it. With --text instead of --target the schema holds the words of the texts.
     """
     columns = {"client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
                "task": task, "tokenizer": tokenizer}  # fmt: skip

@@ -15,16 +15,17 @@ from bespoke.errors import UserError, unknown
 @app.command()
 def models(
     action: Annotated[
-        str | None, typer.Argument(metavar="get", help="Take a model; without it they are listed.")
+        str | None, typer.Argument(metavar="get", help="Obtain a pretrained model. Without it, models are listed.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The name of the model.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List networks and pretrained language models by name, or take one of the latter into the user's cache.
+    """List networks and pretrained language models, or store a pretrained model in the user's cache.
 
-    `bespoke models`: networks are for `[model] name = "mlp"`, or `--model mlp`
+    `bespoke models` lists the names for `[model] name = "mlp"` and `--model mlp`.
 
-    `bespoke models get smollm2`, and in an experiment `[model] name = "frozen"`, `pretrained = "smollm2"`
+    `bespoke models get smollm2` obtains a model. An experiment uses it by `[model] name = "frozen"`, `pretrained =
+    "smollm2"`.
 
     Any other causal language model is named by its folder, its GGUF file or its name on the Hugging Face hub.
     """

