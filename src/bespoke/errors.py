@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """What was wrong, the value found, where, and what to do next."""
+    """A user's mistake: what is wrong, the value found, where, and what to do next."""
 
 
 def unknown(kind: str, value: object, allowed: Iterable[object], where: str = "") -> UserError:

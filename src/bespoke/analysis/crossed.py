@@ -81,7 +81,7 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def compared(values: Floats, own: Floats) -> dict[str, Any]:
-    """The mean over clients, and that of the difference to their own model with its interval over clients."""
+    """The mean over clients, and the mean difference to their own models with its interval over clients."""
     both = np.isfinite(values) & np.isfinite(own)
     differences = (values - own)[both]
     found = {"clients": int(both.sum()), "mean": mean(values), "difference": mean(differences)}
@@ -108,7 +108,7 @@ def _contexts(run: Finished) -> list[list[int]]:
 
 
 def _wrong(rows: Params, own: list[int], many: int) -> list[tuple[str, Params]]:
-    """The same rows in contexts that are not theirs: others of the client's, and such that it never has."""
+    """The same rows with wrong contexts: other contexts of the client, and contexts that it never has."""
     place = torch.searchsorted(torch.tensor(own), rows["context"].long())
     steps = spread(range(1, len(own)))
     found = [("wrong", torch.tensor(own)[(place + step) % len(own)]) for step in steps]

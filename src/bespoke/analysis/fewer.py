@@ -75,7 +75,7 @@ def number_of_examples(
 def _with_fewer(
     run: Finished, found: Candidates, name: str, cuts: dict[Any, tuple[float, int, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Scores the personal models of each cut (fraction, most, in words); `name` is what its key is called."""
+    """Scores the personal models for each cut (fraction, maximum, words); `name` is the cut's key in the record."""
     method, experiment = run.method, run.experiment
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
     shared, chosen = run.shared(found), run.chosen()

@@ -11,7 +11,7 @@ from bespoke.experiment.choosing import Floats
 
 
 def measured(values: Floats, shared: Floats, lower_is_better: bool) -> dict[str, Any]:
-    """Mean and spread over clients, who is hurt against the shared model, and quantiles of the change."""
+    """Mean and spread over clients, clients hurt against the shared model, and quantiles of the change."""
     known = np.isfinite(values) & np.isfinite(shared)
     own, global_model = values[known], shared[known]
     if not len(own):
@@ -30,7 +30,7 @@ def measured(values: Floats, shared: Floats, lower_is_better: bool) -> dict[str,
 
 
 def mean(values: Floats) -> float | None:
-    """Over clients that have a value; None where nobody has, or where it is not finite."""
+    """The mean over clients that have a value; None if there are none, or if it is not finite."""
     known = values[~np.isnan(values)]
     found = float(known.mean()) if len(known) else math.nan
     return found if math.isfinite(found) else None

@@ -59,7 +59,7 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
 
 
 def _curves(names: tuple[str, ...], values: dict[str, Floats]) -> list[dict[str, Any]]:
-    """Along the setting that changes fastest, a curve for each combination of the others; the shared model first."""
+    """A curve along the setting that changes fastest, for each combination of the others; the shared model is first."""
     axes = axes_of(names)
     if not axes:
         return []

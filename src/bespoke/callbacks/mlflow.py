@@ -52,7 +52,7 @@ class MLflow(Callback):
             self._client.log_metric(self._runs[event.run], name, value, step=event.step)
 
     def _begun(self, event: Told) -> str:
-        """The run of MLflow for a run of bespoke: the one of this folder, or a new one with its settings."""
+        """The MLflow run for a run of bespoke: the existing one of this folder, or a new one with its settings."""
         found = self._client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else self._client.create_experiment(self.experiment)
         folder = str(event.folder.resolve())

@@ -24,7 +24,7 @@ def validation_scalars(event: EvaluationTold) -> dict[str, float]:
 
 
 def final_scalars(event: EndTold) -> dict[str, float]:
-    """The means over tested clients; of a tuning run, which tests nobody, that over validation clients."""
+    """The means over tested clients; for a tuning run, which tests nobody, the means over validation clients."""
     scores: dict[str, float | None] = {f"final/{name}": value for name, value in event.scores.items()}
     return _finite(scores or {f"final/validation_{event.metric}": event.result.get("validation")})
 

@@ -257,7 +257,7 @@ def compare(
 
 
 def _set(base: dict[str, Any], settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Apply --set to an experiment; returns the fixed knobs and the grids that it names by method."""
+    """Applies --set to an experiment. Returns the fixed knobs and the grids by method."""
     from bespoke.experiment.checks import check_compare
     from bespoke.experiment.reading import overridden
 
@@ -281,7 +281,7 @@ def _rounds(text: str) -> Any:
 
 
 def _rule(text: str | None) -> dict[str, Any]:
-    """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
+    """Parses an acceptance rule: margin=0.02,min_examples=20."""
     from bespoke.experiment.stage import check_acceptance
 
     if text is None:
@@ -302,7 +302,7 @@ EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "
 
 
 def _terms(option: str, text: str) -> dict[str, Any]:
-    """A table as an option gives it: epsilon=8,clip=1,adaptive=true."""
+    """Parses an option that stands for a table: epsilon=8,clip=1,adaptive=true."""
     import tomllib
 
     terms: dict[str, Any] = {}
@@ -318,7 +318,7 @@ def _terms(option: str, text: str) -> dict[str, Any]:
 
 
 def described_data(table: Path | None, data: str | None, columns: dict[str, str | None]) -> dict[str, Any]:
-    """The [data] of the options: a table and its columns, or a source."""
+    """The [data] table for the options: a file and its columns, or a source."""
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
         from importlib.util import find_spec
@@ -354,7 +354,7 @@ def described_data(table: Path | None, data: str | None, columns: dict[str, str 
 
 
 def _named(option: str, value: str) -> str:
-    """The value of an option that an experiment file restricts to a few words."""
+    """Checks an option whose values are a few words."""
     from typing import get_args
 
     from bespoke.errors import unknown
@@ -371,7 +371,7 @@ def _compare_file(
     path: Path, settings: list[str] | None, callbacks: list[str], out: Path | None, resume: bool, as_json: bool,
     jobs: int | None, name_clients: bool,
 ) -> None:  # fmt: skip
-    """A comparison described by a TOML file, such as those in benchmarks/motley."""
+    """Runs a comparison described by a TOML file, such as those in benchmarks/motley."""
     own_options = ["compare", str(path), "--resume", "--json", "--name-clients"]
     repeated = [*(("--set", setting) for setting in settings or []), *(("--callback", each) for each in callbacks)]
     for option, value in (("--out", out), ("--jobs", jobs), *repeated):

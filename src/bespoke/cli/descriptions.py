@@ -31,7 +31,7 @@ def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
 
 
 def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
-    """What others offer: names and where they come from, for to say more would be to import it."""
+    """The names that other packages offer, with their origin. More detail would require importing them."""
     return [{"name": name, "from": origin} for name, origin in registry.origins().items() if origin]
 
 
@@ -42,7 +42,7 @@ def _print_others(found: list[dict[str, Any]], console: Terminal) -> None:
 
 
 def knobs(kind: type) -> list[dict[str, Any]]:
-    """A dataclass's knobs: name, default, meaning, bounds; those of a nested dataclass with a dot."""
+    """A dataclass's knobs: name, default, meaning, bounds. Names of a nested dataclass contain a dot."""
     found: list[dict[str, Any]] = []
     for entry in fields(kind):
         if entry.name == "task" or not entry.init:
@@ -74,7 +74,7 @@ def print_methods(found: list[dict[str, Any]]) -> None:
 
 
 def learned(method: dict[str, Any]) -> str:
-    """What the server learns, read off the fields that leave a client."""
+    """What the server learns, derived from the fields that leave a client."""
     sums = "each group's sums of" if method["by_group"] else "sums of"
     kinds = {"EACH": "every client's", "SUM": sums, "COUNT": "a count of clients by"}
     found = {kind: [name for name, reveal in method["reveals"].items() if reveal == kind] for kind in kinds}
@@ -83,7 +83,7 @@ def learned(method: dict[str, Any]) -> str:
 
 
 def hidden(method: dict[str, Any]) -> str:
-    """What [privacy] can do about it."""
+    """How [privacy] can protect the method's messages."""
     each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
     if not method["reveals"]:
         return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
@@ -96,7 +96,7 @@ def hidden(method: dict[str, Any]) -> str:
 
 
 def hardened(method: dict[str, Any]) -> str:
-    """What [robust] can do about bad clients, and what the server has to see for it."""
+    """How [robust] can protect the method, and what the server must see for it."""
     if not method["changes"]:
         sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
         return f"refused: it {sends}" if sends else "nothing to do: it sends nothing itself"
@@ -112,7 +112,7 @@ def hardened(method: dict[str, Any]) -> str:
 
 
 def aggregated(method: dict[str, Any]) -> str:
-    """What the key `aggregator` of a stage may be."""
+    """The possible values of a stage's `aggregator`."""
     from bespoke.messages.robust.aggregator import Aggregator, ZeroAndClip
 
     if not method["changes"]:

@@ -21,7 +21,7 @@ KEPT = "what was finished is kept; give the same command to go on"
 
 
 def program(work: Callable[[], object]) -> NoReturn:
-    """Do the work and exit: the commands of bespoke, and programs built on it, as those of benchmarks/."""
+    """Runs the work and exits with a code. The commands of bespoke and the programs of benchmarks/ use it."""
     for stream in (sys.stdout, sys.stderr):  # a letter that the terminal does not know is no reason to fail
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -34,7 +34,7 @@ def program(work: Callable[[], object]) -> NoReturn:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the program as Ctrl-C does."""
+    """Makes SIGTERM end the program like Ctrl-C."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # signals are for the main thread
@@ -47,7 +47,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _outcome(work: Callable[[], object]) -> int:
-    """Do it; the exit code."""
+    """Runs the work; returns the exit code."""
     try:
         code = work()
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def _outcome(work: Callable[[], object]) -> int:
 
 
 def _failed(error: OSError) -> int:
-    """What the operating system refused: the place, the reason, what to do."""
+    """Explains an error of the operating system: the place, the reason, what to do."""
     place = str(error.filename or "the output")
     place = place if len(place) <= 300 else f"{place[:300]}..."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -105,12 +105,12 @@ def _with_notes(text: str, error: BaseException) -> str:
 
 
 def _drop_output() -> None:
-    """Nobody reads any more: the interpreter's last flush must not complain."""
+    """Discards output after the reader has gone, so that the interpreter's last flush raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _misused(error: Any) -> int:
-    """A word that the command does not know, or a value that an option does not take."""
+    """Explains a word that the command does not know, or a value that an option does not take."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2

@@ -79,7 +79,7 @@ def generate(
 
 
 def _show(lines: list[Line], pieces: Iterator[Piece]) -> None:
-    """Lines that grow while they are written; where nobody watches, when they are finished."""
+    """Prints lines while they are written; without a terminal, prints each line when it is finished."""
     from rich.live import Live
     from rich.text import Text
 

@@ -122,7 +122,7 @@ def data(
 
 
 def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> None:
-    """Write a page on a source or a table into runs/."""
+    """Writes a page about a source or a table into runs/."""
     from bespoke.cli.compare import described_data
     from bespoke.data.sources.registry import SOURCES
     from bespoke.experiment.checks import checked
@@ -150,7 +150,7 @@ def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> No
 
 
 def _write_schema(described: dict[str, Any], path: Path) -> None:
-    """Write the schema of a table that the user calls public, by all of its rows."""
+    """Writes the schema of a table that the user declares public, using all of its rows."""
     from bespoke.experiment.checks import checked
     from bespoke.experiment.loading import load_population
 

@@ -53,7 +53,7 @@ def models(
 
 
 def _networks() -> list[dict[str, str]]:
-    """Those of bespoke, and what installed packages offer."""
+    """The networks of bespoke, and those that installed packages offer."""
     from bespoke.imported import entry_points
     from bespoke.models import MODELS
 

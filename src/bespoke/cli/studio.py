@@ -80,7 +80,7 @@ def _small(model: str | None) -> Path:
 
 
 def _listening(host: str, port: int) -> tuple[socket.socket, list[str]]:
-    """A socket that listens, and the names by which a browser may ask for it: the Host header is checked."""
+    """A listening socket, and the names under which a browser may address it: the Host header is checked."""
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:

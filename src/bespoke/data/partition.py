@@ -146,12 +146,12 @@ PARTITIONERS: Registry[Callable[..., Ints]] = Registry(
 
 
 def by_column(values: ArrayLike) -> NDArray[np.str_]:
-    """A natural partition: the client is what a column says."""
+    """A natural partition: a column names the client."""
     return np.asarray(values).astype(str)
 
 
 def client_names(owner: Ints) -> NDArray[np.str_]:
-    """Clients' numbers as ids of one length, so that their order as text is their order as numbers."""
+    """Client numbers as ids of equal length, so that text order equals numeric order."""
     width = len(str(int(owner.max(initial=0))))
     return np.char.zfill(owner.astype(str), width)
 

@@ -20,7 +20,7 @@ from bespoke.randomness import generator, mix, shuffles
 
 @dataclass(frozen=True)
 class _Fewer(Rows):
-    """A part of each client's rows, at least one and at most `most`; smaller parts are within larger ones."""
+    """A fraction of each client's rows, at least one and at most `most`. Smaller samples are subsets of larger ones."""
 
     fraction: float
     seed: int
@@ -48,16 +48,16 @@ class _Fewer(Rows):
 
 
 class Fewer(_Fewer, Support):
-    """Fewer rows to adapt on."""
+    """A sample of the support rows."""
 
 
 class FewerTests(_Fewer, Query):
-    """Fewer rows to be tested on."""
+    """A sample of the query rows."""
 
 
 @dataclass(frozen=True)
 class Others(Query):
-    """For every client the same sample of query rows, without those of the client itself (or of its group)."""
+    """The same sample of query rows for every client, without the client's own (or its group's) rows."""
 
     rows: Ints
     owners: Ints  # the client of each row
@@ -86,7 +86,7 @@ class Others(Query):
         return sizes
 
     def _strange(self, clients: Ints) -> NDArray[np.bool_]:
-        """Which rows are others': (clients, rows)."""
+        """A mask (clients, rows) of rows that belong to others."""
         group = self.population.group
         if not self.by_group or group is None:
             return np.not_equal(self.owners[None], clients[:, None])

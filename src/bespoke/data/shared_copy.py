@@ -15,7 +15,7 @@ PREFIX = "bespoke-population-"
 
 
 class SharedCopy:
-    """A folder with a population, and beside it a lock which whoever made it holds as long as it lives."""
+    """A folder with a population, and a lock file that its owner holds as long as it lives."""
 
     def __init__(self, population: Population) -> None:
         _clear()
@@ -43,7 +43,7 @@ def _remove(folder: Path, lock: FileLock) -> None:
 
 
 def _clear() -> None:
-    """Remove what killed processes left: it holds clients' rows."""
+    """Removes folders that killed processes left behind, because they contain clients' rows."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
         if not lock_of(folder).exists():  # anybody's
             continue

@@ -97,7 +97,7 @@ class PersonalModel:
     def outputs(
         self, rows: ArrayLike | Mapping[str, ArrayLike] | None, texts: Sequence[str | None] | None = None
     ) -> Tensor:
-        """What the network says: standardized target, logits or margins.
+        """The network's outputs: standardized target, logits or margins.
 
         With `texts`, one a row, `rows` has all features but those of words, and is None where there are no others.
         """
@@ -165,7 +165,7 @@ class PersonalModel:
     def interval(
         self, rows: ArrayLike | None, level: float = 0.9, texts: Sequence[str | None] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Bounds between which the target lies with this probability (regression by a mixed model)."""
+        """Bounds that contain the target with this probability (regression by a mixed model)."""
         from scipy.stats import norm
 
         outputs = self.outputs(rows, texts)

@@ -49,7 +49,7 @@ REMAINS = (
 
 
 def forget_client(folder: Path, client: str) -> dict[str, Any]:
-    """Take a client out of a run, comparison or tuning folder and prove it. Returns a receipt."""
+    """Removes a client from a run, comparison or tuning folder and proves it. Returns a receipt."""
     runs = sorted(path.parent for path in folder.rglob("config.toml"))
     if not runs:
         raise UserError(f"{folder} is not a run folder, a comparison or a tuning: there is no config.toml in it")
@@ -100,7 +100,7 @@ class Forgetting:
 
     # -- before --------------------------------------------------------------------------------------------------------
     def _intended(self) -> tuple[dict[str, Any], list[bytes]]:
-        """What is to be done, on disk before anything is; of a forgetting that was interrupted, what was intended."""
+        """The planned changes, written to disk before the first one. After an interruption, the plan from disk."""
         begun = _read_intention(self.folder / INTENTION)
         if begun and begun[0]["client"] != self.name:
             other = begun[0]["client"]
@@ -146,7 +146,7 @@ class Forgetting:
         return [trace for trace in own if not any(trace in other for other in others)]
 
     def _derived(self) -> dict[str, Any]:
-        """What was made of results, and will be made anew: analyses by run, and folders with pages."""
+        """Files derived from results, which are made again: analyses by run, and folders with pages."""
         analyses: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.folder.rglob("analysis/*.json")):
             try:
@@ -165,7 +165,7 @@ class Forgetting:
 
     # -- the files -----------------------------------------------------------------------------------------------------
     def _scrubbed(self) -> Iterator[Path]:
-        """Take the client out of every file; yields those that were changed."""
+        """Removes the client from every file; yields the changed files."""
         for path, change in self._files():
             try:
                 changed = change()
@@ -178,7 +178,7 @@ class Forgetting:
                 yield path
 
     def _files(self) -> Iterator[tuple[Path, Callable[[], bool]]]:
-        """Every file that may tell of the client, and how to take it out."""
+        """Every file that may mention the client, and the function that removes the client from it."""
         name, folder = self.name, self.folder
         for path in self._segments():
             yield path, partial(scrub.scrub_segment, path, self.client.place)

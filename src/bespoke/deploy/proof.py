@@ -17,7 +17,7 @@ SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and different ones among them: l
 
 @dataclass
 class Found:
-    """What a search came upon, by file: bytes of the client, or its id as a word."""
+    """The findings of a search by file: the client's bytes, or its id as a word."""
 
     files: int = 0
     bytes: list[str] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Found:
 
 
 def telling(trace: bytes) -> bool:
-    """Whether bytes can be searched for: they are not found unless they are the client's."""
+    """Whether these bytes can be searched for: they must not occur unless they are the client's."""
     return len(trace) >= SHORTEST and len(set(trace)) >= DIFFERENT
 
 

@@ -28,7 +28,7 @@ LOGS = ("rounds.jsonl", "ledger.jsonl", "attempts.jsonl")
 
 @dataclass(frozen=True)
 class ForgottenClient:
-    """Whom to take out: the id, and the place among all clients."""
+    """The client to remove: its id, and its position among all clients."""
 
     id: str
     place: int
@@ -75,7 +75,7 @@ def unnamed(value: Any, client: str) -> Any:
 
 
 def scrub_json(path: Path, client: str, more: Callable[[dict[str, Any]], None] = lambda value: None) -> bool:
-    """Take the client out of a JSON file; returns whether that changed it."""
+    """Removes the client from a JSON file; returns whether the file changed."""
     if not path.exists():
         return False
     before = read_json(path)
@@ -173,7 +173,7 @@ def server_rows(method: Method | None, server: Tree) -> dict[str, tuple[Tensor, 
 
 
 def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], client: int) -> dict[str, Tensor]:
-    """A server's state in which a client is as one that was never seen."""
+    """A server state in which the client looks like one that was never seen."""
     changed = dict(flat)
     for name, (fresh, axes) in kept.items():
         leaf = flat[name].clone()

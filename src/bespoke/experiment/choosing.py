@@ -68,11 +68,11 @@ class ValidationScores(_Scores):
 
 
 class SupportScores(_Scores):
-    """Scores on the rows a client adapts on: by their loss it may choose among models that others have trained."""
+    """Scores on support rows: by their loss, a client may choose among models that others have trained."""
 
 
 class QueryScores(_Scores):
-    """Scores on query rows: results, on which nothing is chosen."""
+    """Scores on query rows: these are results, and nothing is chosen on them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A candidate for everyone, and exceptions for clients that chose for themselves."""
+    """The candidate for all clients, and the exceptions of clients that chose for themselves."""
 
     default: int
     own: dict[int, int]
@@ -101,14 +101,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class BySize:
-    """A candidate for each part of the clients by how many examples they adapt on."""
+    """One candidate for each class of clients by their number of support rows."""
 
     edges: NDArray[Any]  # least examples of the second part, of the third ...
     picks: tuple[int, ...]
     common: int
 
     def choice(self, *parts: tuple[Ints, Ints]) -> Chosen:
-        """That of these clients, who have so many examples."""
+        """The choice for these clients, which have these numbers of rows."""
         own: dict[int, int] = {}
         for clients, sizes in parts:
             place = np.searchsorted(self.edges, sizes, side="right")

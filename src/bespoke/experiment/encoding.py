@@ -44,7 +44,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class EncodingRules:
-    """What is to be learned for an experiment."""
+    """What must be learned from the data for an experiment."""
 
     how: How
     target: bool  # the target is standardized
@@ -57,14 +57,14 @@ class EncodingRules:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as features and target, and the means and deviations that are not to be taken from them."""
+    """Rows as features and target, with means and deviations that must not be computed from them again."""
 
     population: Population
     given: Statistics
 
 
 def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
-    """Encode the rows of a source or a table by its training rows, by its schema, or by what is released of it."""
+    """Encodes rows by the training rows, by a declared schema, or by statistics released with noise."""
     if wanted.pretrained and "pieces" in raw.columns:
         return Encoded(texts.encode_pretrained(raw, wanted.pretrained), {})
     privacy, declared = wanted.privacy, _declared(raw)
@@ -134,7 +134,7 @@ def _declared(raw: Population) -> Schema | None:
 
 
 def _released(raw: Population, train: Train, wanted: EncodingRules, declared: Schema | None) -> Release | None:
-    """Learn with noise what is neither declared nor public, and keep it; None if there is nothing to learn."""
+    """Learns with noise what is neither declared nor public, and stores it; None if there is nothing to learn."""
     privacy, table = wanted.privacy, "cells" in raw.columns
     assert privacy is not None
     spoken = "pieces" in raw.columns and _known_words(raw, privacy) is None and not privacy.public_schema
@@ -195,7 +195,7 @@ def _numbers(raw: Population, train: Train, wanted: EncodingRules, declared: Sch
 
 
 def _months(raw: Population) -> list[str]:
-    """The features of a table whose size is known whatever the rows are."""
+    """Features of a table whose range is known without data."""
     dates = [entry["name"] for entry in raw.about.get("columns", ()) if entry["kind"] == "date"]
     return [f"{name} {part}" for name in dates for part in ("month sin", "month cos")]
 

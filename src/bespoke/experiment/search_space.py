@@ -137,7 +137,7 @@ def stage_place(raw: dict[str, Any], name: str) -> int:
 
 
 def called(method: Any) -> Any:
-    """What a stage is called by its method: methods of others by the names on their cards."""
+    """The name of a stage, by its method; methods of others have the names on their cards."""
     outside = isinstance(method, str) and method not in METHODS.built_in and METHODS.knows(method)
     return label_of(method) if outside else method
 
@@ -154,5 +154,5 @@ def space_json(space: Space) -> dict[str, Any]:
 
 
 def text(setting: KnobValues) -> str:
-    """A setting in one line."""
+    """A setting as one line of text."""
     return ", ".join(f"{knob} = {json.dumps(value)}" for knob, value in setting.items())

@@ -137,7 +137,7 @@ class Voices:
         return self.voice("user", user, context or self.home(user), self._made[user])
 
     def anybody(self, context: str = "") -> Voice:
-        """The shared model: what a new user begins with."""
+        """The shared model, with which a new user starts."""
         params = self.method.params(self.models.server)
         params = params if self.models.groups is None else take(params, 0)
         several = isinstance(self.method.handoff.gives, Stacked)

@@ -20,7 +20,7 @@ CELLS = 2**21  # of rows times classes that are sorted at once
 
 
 def default_metric(about: About, y_train: ArrayLike) -> tuple[str, str]:
-    """The metric that a comparison goes by unless told otherwise, and why, as a sentence."""
+    """The default metric of a comparison, and the reason as a sentence."""
     task = about["task"]
     if task == "regression":
         return "mse", "The target is a number, so errors are squared and averaged."

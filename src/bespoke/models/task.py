@@ -131,15 +131,15 @@ class BaseTask:
         return self.network.features(params, batch["x"])
 
     def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """What a memory holds of a batch: features (items, dim), targets (items), which of them count (items)."""
+        """The items of a batch for a memory: features (items, dim), targets (items), and which items count."""
         return self.features(params, batch), batch["y"], batch["mask"]
 
     def chosen(self, outputs: Tensor) -> Tensor:
-        """The targets that these outputs foretell."""
+        """The targets that these outputs predict."""
         return outputs[..., 0]
 
     def asked(self, params: Params, batch: Params) -> tuple[Any, Tensor]:
-        """What a memory is asked about these rows: the outputs that it is mixed with, and the items' features."""
+        """The question to a memory about these rows: the model's outputs, and the items' features."""
         features = self.features(params, batch)
         return self.predict(params, batch), features.reshape(-1, features.shape[-1])
 
@@ -155,7 +155,7 @@ class BaseTask:
         raise NotImplementedError
 
     def row_numbers(self, x: Tensor) -> int:
-        """How many numbers of output a row has that need not be held for all rows at once; 0: scores need all."""
+        """The number of outputs per row that need not be held for all rows at once; 0: scores need all."""
         return 0
 
     def blocks(self, rows: Params) -> list[Params]:
@@ -164,7 +164,7 @@ class BaseTask:
         return cut(rows, ROOM // numbers) if numbers else [rows]
 
     def judge(self, outputs: Tensor, rows: Params) -> Any:
-        """What scores need of the outputs of a block: all of them, or a few numbers for each item."""
+        """What scores need of a block's outputs: all of them, or a few numbers per item."""
         return outputs
 
     def judged(self, params: Params, rows: Params) -> Any:
@@ -215,7 +215,7 @@ class BaseTask:
         return said[:, None], batch["mask"][:, None].to(said.dtype)
 
     def shown(self, y: Tensor) -> Tensor:
-        """Targets as numbers beside the inputs: (rows, outputs)."""
+        """Targets as numbers, as a generator reads them beside the inputs: (rows, outputs)."""
         return y.float()[:, None]
 
     def _penalized(self, loss: Tensor, params: Params) -> Tensor:

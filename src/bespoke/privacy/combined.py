@@ -53,7 +53,7 @@ def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[di
 
 
 def whole_folder(folder: Path) -> PrivacyCost:
-    """The same of every private run of a comparison, its trials included; `without`: runs that are not private."""
+    """The combined cost of all private runs of a comparison, trials included; `without` lists runs without privacy."""
     ended = [path.parent for kind in ("runs", "tuning") for path in sorted((folder / kind).glob("*/result.json"))]
     private = [path for path in ended if (path / "privacy.json").exists()]
     return {**together(private), "without": [path.name for path in ended if path not in private]} if private else {}

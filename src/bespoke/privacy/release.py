@@ -54,7 +54,7 @@ SURE = 4.0  # deviations of the noise: what is known to be asked for is released
 
 @dataclass(frozen=True)
 class Release:
-    """What was released, and what it cost: one Gaussian mechanism with this noise, and the delta of the threshold."""
+    """What was released and its cost: one Gaussian mechanism with this noise, and the threshold's delta."""
 
     id: str
     noise: float
@@ -247,13 +247,13 @@ class Learner:
         return self._added(np.bincount(item, weight[client], minlength=count).astype(np.float64), purpose)
 
     def _added(self, sums: Floats, purpose: str) -> Floats:
-        """The only place where anything of clients is let out."""
+        """The only place where information about clients is released: adds noise to sums."""
         return sums + self.noise * self.draw(sums.shape, purpose)
 
     def _released(
         self, pairs: tuple[Ints, Ints], weight: Floats, levels: list[str], limit: float, purpose: str
     ) -> list[str]:
-        """The levels above the threshold, those of the largest noisy weight first. Absent ones are never looked at."""
+        """The levels above the threshold, by falling noisy weight. Levels without clients are never considered."""
         there = np.unique(pairs[1])
         noisy = self._noised((pairs[0], np.searchsorted(there, pairs[1])), weight, len(there), purpose)
         order = np.argsort(-noisy, kind="stable")

@@ -46,7 +46,7 @@ ABSURD = 100  # times the mean error of a constant prediction: whoever errs more
 
 @dataclass(frozen=True)
 class Report:
-    """Finished runs, the table of all their clients, and what both say."""
+    """Finished runs, the table of all their clients, and the summary of both."""
 
     study: RunSet
     table: pd.DataFrame
@@ -142,7 +142,7 @@ def summarize_study(study: RunSet, table: pd.DataFrame, name_clients: bool = Fal
 
 @dataclass(frozen=True)
 class _Numbers:
-    """All clients' values under all methods, and what is computed of them for one method after the other."""
+    """All clients' values under all methods, and the statistics of one method at a time."""
 
     study: RunSet
     table: pd.DataFrame
@@ -316,7 +316,7 @@ def _notes(study: RunSet, summary: Summary, table: pd.DataFrame) -> list[str]:
 
 
 def private(study: RunSet, summary: Summary) -> list[str]:
-    """A sentence with every method's epsilon, where there was privacy."""
+    """A sentence with every method's epsilon, if any run was private."""
     rows = guarantees(study)
     if not rows:
         return []

@@ -87,7 +87,7 @@ def plain_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def _fitting(summary: Summary, width: int) -> list[Table]:
-    """From roomy to dense, the first that fits; then two tables, as no number may be cut off."""
+    """The first layout that fits, from roomy to dense, then two tables, because no number may be cut off."""
     for airy, beside in ((True, " "), (False, " "), (False, "\n")):
         table = _table(summary, airy, beside, _FOUND + _PRICE)
         if Terminal(width=1_000).measure(table).maximum <= width:

@@ -34,7 +34,7 @@ from bespoke.statistics.versus_baseline import ALPHA
 
 
 def answer(summary: Summary) -> list[str]:
-    """Sentences that answer the question; the first one alone must not mislead."""
+    """Sentences that answer the question; the first one must not mislead if read alone."""
     if not math.isfinite(summary.method(summary.best).mean.value):
         nothing = f"No client has a finite {metric_name(summary.metric)}: there is nothing to say."
         return diverged(summary) or [nothing]
@@ -68,7 +68,7 @@ def winner(summary: Summary) -> MethodSummary | None:
 
 
 def _alone(summary: Summary) -> list[str]:
-    """Nothing is compared: there is one method, or the baseline diverged, or all the others did."""
+    """The case without comparison: there is one method, or the baseline diverged, or all other methods did."""
     method = summary.method(summary.best)
     reached, low, high = with_interval(method.mean.value, method.interval)
     bounds = f" (95 % interval {low} to {high})" if math.isfinite(method.interval.low) else ""

@@ -49,12 +49,12 @@ class Lists:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Which utterances have a reference."""
+        """The utterances that have a reference."""
         return np.array([utterance.reference is not None for utterance in self.utterances], dtype=bool)
 
     @cached_property
     def said(self) -> Floats:
-        """The number of words of each reference."""
+        """The number of words in each reference."""
         return np.array([len(words_of(utterance.reference or "")) for utterance in self.utterances], dtype=float)
 
     @cached_property
@@ -102,7 +102,7 @@ class System:
 
 @dataclass(frozen=True)
 class Rescored:
-    """What came of rescoring."""
+    """The result of rescoring."""
 
     plan: Plan
     systems: list[System]
@@ -120,7 +120,7 @@ class Rescored:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is tried on which utterances; known before any model is asked."""
+    """What is tried on which utterances, decided before any model is evaluated."""
 
     lists: Lists
     splits: list[str]

@@ -18,7 +18,7 @@ FIELDS = ("id", "client", "group", "split", "reference", "hypotheses")
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """What a recogniser heard: hypotheses, its best first, and their log-probabilities."""
+    """A recogniser's hypotheses for one utterance, best first, with their log-probabilities."""
 
     id: str
     client: str

@@ -44,7 +44,7 @@ def keep_release(population: Population, folder: Path) -> None:
 
 
 def check_fits(folder: RunFolder, params: Params, stage: int) -> None:
-    """Refuse to go on with data of another width: a category may have gone with the only client that had it."""
+    """Refuses to resume with data of another width: a forgotten client may have taken a category along."""
     try:
         begun = flatten(folder.beginning(stage).server["params"])
     except UserError:  # fallen back to a stage whose beginning is not kept any more; nothing else needs it
@@ -70,7 +70,7 @@ def same_elsewhere(begun: Path, config: ExperimentConfig) -> str | None:
 
 
 def account_of(experiment: Experiment, folder: Path, note: Callable[[str], None]) -> Account | None:
-    """The privacy account, if there is one to keep."""
+    """The privacy account of the run, or None without privacy."""
     if experiment.privacy is None:
         return None
     stages = enumerate(experiment.stages)

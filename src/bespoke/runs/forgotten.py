@@ -30,12 +30,12 @@ def is_forgotten(folder: Path, client: str) -> bool:
 
 
 def marked(folder: Path, client: str) -> bool:
-    """Whether forgetting this client has begun in this very folder."""
+    """Whether forgetting this client has begun in this folder."""
     return key_of(client) in _read(folder).get("keys", [])
 
 
 def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> None:
-    """Note that a client is forgotten here; the receipt says what was done for it, without its id."""
+    """Notes that a client is forgotten here; the receipt says what was done, without the client's id."""
     about, key = _read(folder), key_of(client)
     about["keys"] = [*(k for k in about.get("keys", []) if k != key), key]
     if receipt is not None:

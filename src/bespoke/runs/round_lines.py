@@ -53,7 +53,7 @@ class RoundLines:
         }}  # fmt: skip
 
     def _watched(self, outcome: RoundResult | None) -> dict[str, Any]:
-        """For the log of a round: what a robust rule did, or, without one, whose change is far larger than others'."""
+        """Log entries of a round: what a robust rule did, or, without one, clients with unusually large changes."""
         experiment, ids = self.experiment, self.experiment.population.ids
         if outcome is None:
             return {}

@@ -28,7 +28,7 @@ THRESHOLDS = 11  # numbers of examples tried: deciles of what clients have
 
 @dataclass(frozen=True)
 class Accepted:
-    """A method under one rule of acceptance, beside the method without it."""
+    """A method under one acceptance rule, compared with the method without the rule."""
 
     label: str
     rule: str

@@ -59,7 +59,7 @@ def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
 
 
 def _shape(record: dict[str, Any]) -> str:
-    """What has to agree between seeds: what was asked for, and the values that were gone through."""
+    """What must agree between seeds: the request, and the values that were tried."""
     points = [point.get("value", point.get("fraction")) for point in record.get("points", [])]
     curves = [(curve["name"], curve.get("at")) for curve in record.get("curves", [])]
     return json.dumps([record["asked"], record["metric"], points, curves])

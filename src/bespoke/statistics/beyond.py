@@ -36,7 +36,7 @@ _MOST_SIGNS = 20_000_000  # drawn in all: about a second
 
 @dataclass(frozen=True)
 class Beyond:
-    """What the test rows say of each client, in the order of the clients asked for; NaN where a client has no rows."""
+    """What test rows say about each client, in the order of the given clients; NaN for clients without rows."""
 
     metric: str  # of the rows: the summary's metric, or its stand-in
     hurt: NDArray[np.bool_]

@@ -75,11 +75,11 @@ Kind = TypeVar("Kind", bound=_Asked)
 
 
 class Busy(Exception):
-    """Enough requests wait for the model."""
+    """Too many requests wait for the model."""
 
 
 class Desk:
-    """The model's only seat."""
+    """Lets one request at a time use the model."""
 
     def __init__(self) -> None:
         self.seat, self.waiting = asyncio.Lock(), 0
@@ -100,7 +100,7 @@ class Desk:
 
 
 class Studio:
-    """What is answered, by the voices of a run and the people of this machine."""
+    """Answers requests with the voices of a run and the people of this machine."""
 
     def __init__(self, people: People) -> None:
         self.people, self.voices, self.desk = people, people.voices, Desk()
@@ -178,7 +178,7 @@ class Studio:
         return JSONResponse({})
 
     def voice(self, wanted: VoiceRequest) -> Voice:
-        """The voice that the page means."""
+        """The voice that a request names."""
         voices = self.voices
         context = voices.context(wanted.context) if wanted.context else ""
         if wanted.kind == "user":

@@ -29,12 +29,12 @@ HEADERS = {
 
 
 class TooLarge(Exception):
-    """A request has more bytes than are read."""
+    """A request exceeds the size limit."""
 
 
 @dataclass
 class Guard:
-    """An ASGI application behind a token; pages and scripts, which say nothing of anybody, need none."""
+    """An ASGI application that requires a token, except for static pages and scripts, which hold no data."""
 
     app: ASGIApp
     token: str

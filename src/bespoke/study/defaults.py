@@ -55,7 +55,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Settled:
-    """What was settled, and why."""
+    """The settled defaults, and the reasons."""
 
     base: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Settled:
 
 
 def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, split: Split) -> Settled:
-    """From what was said (`base`, `methods`: perhaps none) and the data, encoded for the first seed's split."""
+    """Settles defaults from the user's values (`base`, `methods`, maybe empty) and the first seed's encoded data."""
     about, why = population.about, ""
     language = about["task"] == "language"
     base = {"safe_steps": not language, **base}  # clipping every gradient takes longer, and no rate overshoots here
@@ -138,7 +138,7 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
 
 
 def _by_changes(base: dict[str, Any]) -> bool:
-    """Whether models are trained by changes: noise is made for them, and so are robust rules."""
+    """Whether models must be trained by changes, because noise and robust rules act on changes."""
     return bool(base.get("privacy") or base.get("robust"))
 
 

@@ -60,7 +60,7 @@ class Search:
         self.started: set[Path] = set()
 
     def search(self, count: int, jobs: Jobs, seeds: int = 1) -> list[Trial]:
-        """Try so many settings in all, those of before included."""
+        """Tries this many settings in total, earlier ones included."""
         states = self.optuna.trial.TrialState
         for old in self.study.get_trials(deepcopy=False):
             if old.state == states.RUNNING and set(old.params) != set(self.space):  # killed while it was asked
@@ -131,7 +131,7 @@ class Search:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
     def _next_seed(self, number: int) -> Job | None:
-        """The trial's next run, if it is not ended and none of its runs is going on."""
+        """The next run of a trial, if the trial has not ended and none of its runs is running."""
         trial = self.trials[number]
         if number not in self.running or len(trial.values) == len(trial.jobs):
             return None
@@ -142,7 +142,7 @@ class Search:
         return job
 
     def _judge(self, job: Job, rounds: int, value: float) -> bool:
-        """Is a run worth going on with? Runs of further seeds are compared with others' runs of the same seed."""
+        """Decides whether a run should continue. Runs of further seeds are compared with runs of the same seed."""
         number = self.owner[job.path]
         trial, running = self.trials[number], self.running[number]
         whole = sum(stage.get("rounds", 0) for stage in job.config.stage)

@@ -71,7 +71,7 @@ def _bias(params: Params) -> str:
 
 
 def _unigram(experiment: Experiment, params: Params) -> Params:
-    """How often each token of the training rows occurs, whatever stands before it."""
+    """The frequency of each token in the training rows, without context."""
     name = _bias(params)
     tokens = _rows(experiment.split.train)["y"].long().flatten()
     counts = torch.bincount(tokens[tokens != experiment.task.padding], minlength=len(params[name])).double()
@@ -82,7 +82,7 @@ def _unigram(experiment: Experiment, params: Params) -> Params:
 
 
 def pooled(experiment: Experiment) -> Params:
-    """The model fitted to all training rows; what is to be chosen is chosen on the validation rows."""
+    """The model fitted to all training rows in one place, with choices made on the validation rows."""
     return _solved(experiment) if experiment.task.network.is_linear else _trained(experiment)
 
 

@@ -48,7 +48,7 @@ class Relay:
 
 
 class ForwardingCallback(Callback):
-    """Stands for the callbacks, which are in the process that gives the jobs."""
+    """Forwards events to the callbacks, which live in the process that gives the jobs."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -73,7 +73,7 @@ class ForwardingCallback(Callback):
 
 
 def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, told: bool) -> None:
-    """The process: makes the runs it is given until the pipe closes."""
+    """The worker's main loop: makes the runs it is given until the pipe closes."""
     import torch
 
     from bespoke.data.population import Population
@@ -103,7 +103,7 @@ def _outcome(
     job: Job, bench: Any, how: EngineChoice, cache: Path, relay: Relay, stop: Callable[[], bool],
     judge: Callable[[int, float], bool], callbacks: Sequence[Callback],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """What became of a run, as plain values."""
+    """Makes a run and returns its outcome as plain values."""
     from bespoke.runs.events import Interrupted, Pruned
     from bespoke.study.scheduler import execute
 
@@ -126,7 +126,7 @@ def _outcome(
 
 
 class RunProcess:
-    """One such process, seen from the one that gives it jobs."""
+    """One worker process, as the process that gives it jobs sees it."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
         self.bar, self.job, self.told, self.callbacks = bar, None, False, callbacks
@@ -146,14 +146,14 @@ class RunProcess:
         self.job = job
 
     def stop(self) -> None:
-        """After the current round; the run can be resumed."""
+        """Asks the worker to stop after the current round; the run can be resumed."""
         if not self.told:
             self.told = True
             with contextlib.suppress(OSError):  # it died; that is said where it is listened to
                 self.stopping.send(True)
 
     def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
-        """One message; the job and its result (None if the judge ended it) when it has ended."""
+        """Handles one message. When the job has ended, returns it with its result (None if it was pruned)."""
         job = self.job
         assert job is not None
         try:
@@ -179,7 +179,7 @@ class RunProcess:
         raise _raised(kind, rest, job.path.name)
 
     def _tell(self, moment: str, told: Told) -> None:
-        """Tell the callbacks; the run goes on when they have heard, or ends if one fails."""
+        """Calls the callbacks. The run continues after they return, or ends if one of them fails."""
         from bespoke.runs.told import tell
 
         problem = ""
@@ -204,7 +204,7 @@ class RunProcess:
 
 
 def _raised(kind: str, rest: list[Any], name: str) -> Exception:
-    """What went wrong in the process, as the exception that it was there."""
+    """The exception to raise here for an error in the worker process."""
     from bespoke.runs.events import Interrupted
 
     if kind == "stopped":

@@ -66,12 +66,12 @@ class Job:
         return [stage_key(config, place) if s.get("rounds") else "" for place, s in enumerate(config["stage"])]
 
     def waits_for(self, other: Job, cache: Path) -> bool:
-        """Does the other, which is running, train a stage that this one starts from?"""
+        """Whether the other, running job trains a stage that this one starts from."""
         common = set(self.stages[:-1]) & set(other.stages) - {""}
         return any(not (cache / key / "whole").exists() for key in common)
 
     def finished(self) -> RunRecord | None:
-        """The result, if it is there; an error if the folder holds another experiment."""
+        """The result, if it exists; an error if the folder holds another experiment."""
         begun = self.path / "config.toml"
         if not begun.exists():
             if not (self.path / "result.json").exists():
@@ -89,7 +89,7 @@ def execute(
     job: Job, bench: Bench, how: EngineChoice, cache: Path, progress: Progress, stop: Callable[[], bool],
     judge: Callable[[int, float], bool], callbacks: Sequence[Callback] = (),
 ) -> RunRecord:  # fmt: skip
-    """Make the run in this process, or go on with it. `callbacks` are told; those of the experiment end its stages."""
+    """Makes or resumes the run in this process. `callbacks` observe it; those of the experiment may end its stages."""
     if stop():  # a method without rounds is never asked inside a run
         raise Interrupted(f"stopped before {job.path.name}")
 
@@ -151,7 +151,7 @@ class Jobs:
             self.shared.close()
 
     def all(self, jobs: list[Job]) -> list[RunRecord]:
-        """The results of these jobs, in their order."""
+        """The results of these jobs, in order."""
         results: dict[Path, RunRecord | None] = {}
         waiting = iter(jobs)
         self.run(lambda: next(waiting, None), lambda job, result: results.update({job.path: result}), len(jobs))
@@ -191,7 +191,7 @@ class Jobs:
 
     # -- how ----------------------------------------------------------------------------------------------------------
     def _engine(self, job: Job) -> EngineChoice:
-        """How clients are executed in all runs; found out once, with the first."""
+        """How clients are executed in all runs; decided once, with the first run."""
         if self.how is None and not self._read_engine():
             self.how = engine_choice(self.bench.build(job.config, job.privacy))
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -250,7 +250,7 @@ class Jobs:
         self.processes = [RunProcess(self.shared.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
 
     def _together(self, queue: _Queue, judge: Judge) -> None:
-        """Give every free process a job; on Ctrl-C or an error all stop after their round, then that is raised."""
+        """Gives jobs to free processes. On Ctrl-C or an error, all stop after their round, then the error is raised."""
         before = bool(self.processes)
         self._start(queue)
         if before:

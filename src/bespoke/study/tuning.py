@@ -52,7 +52,7 @@ from bespoke.study.scheduler import Job, Jobs
 
 @dataclass
 class Trial:
-    """A setting and what became of it."""
+    """A setting and its outcome."""
 
     number: int
     setting: KnobValues
@@ -83,7 +83,7 @@ def folder_name(*words: str, **knobs: Any) -> str:
 
 
 def settled(trials: Iterable[Trial], jobs: Jobs) -> None:
-    """Run the trials, all seeds of all of them side by side, and note their values."""
+    """Runs the trials, all seeds at the same time, and records their values."""
     trials = list(trials)
     found = iter(jobs.all([job for trial in trials for job in trial.jobs]))
     for trial in trials:
@@ -200,7 +200,7 @@ class Tuning:
         return together([path if path in ended else ended[0] for path in paths])
 
     def _claim(self) -> None:
-        """Take the folder for this search, or refuse it: what was begun with another cannot go on with this one."""
+        """Claims the folder for this search; refuses a folder that belongs to another search."""
         asked = json.dumps(
             {
                 "experiment": resolved(checked(self.base, self.name)), "space": space_json(self.space),
@@ -275,7 +275,7 @@ def read_tuning(
 
 
 def freeze_into(name: str, raw: dict[str, Any]) -> Path:
-    """Where a preset is to be written; refused before the work if it could not be written after it."""
+    """The path for a preset; refuses it before the work if it cannot be written afterwards."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if len(set(methods)) < len(methods):
         raise UserError(f"--freeze: a preset has one entry for each method, and one comes twice: {', '.join(methods)}")

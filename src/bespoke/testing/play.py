@@ -27,7 +27,7 @@ ROUNDS = ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2, 5, 6))  # cohorts: everyone, 
 
 @dataclass
 class Play:
-    """What came of three rounds and an examination."""
+    """The outcome of three rounds and an examination."""
 
     server: Params
     private: Params

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segmenting:
-    """How texts become rows; what is None is as the tokenizer has it."""
+    """How texts become rows; None means the tokenizer's default."""
 
     tokenizer: str = "words"
     pretrained: str = ""  # the model whose tokenizer is meant by "model"
@@ -39,7 +39,7 @@ class Segmenting:
     end: bool = True
 
     def settled(self, found: Tokenizer) -> TextRule:
-        """Every setting with its value."""
+        """All settings with their values."""
         rule: TextRule = {"tokenizer": self.tokenizer, "end": self.end, "least": found.least}
         if self.tokenizer == "model":
             rule["pretrained"] = self.pretrained
@@ -122,7 +122,7 @@ def open_texts(
 
 
 def _with_texts(table: pa.Table, clients: list[str], text: str, path: Path, notes: list[str]) -> pa.Table:
-    """The rows that have a client and a text."""
+    """The rows with both a client and a text."""
     column = table[text]
     if not pa.types.is_string(column.type) and column.type != pa.null():
         raise UserError(

@@ -79,7 +79,7 @@ def _files(path: Path, notes: list[str]) -> list[str]:
 
 
 def _labelled(path: Path, files: list[str], client: str, target: str, notes: list[str]) -> tuple[pa.Table, str, str]:
-    """A row for each picture: its file, its client and its target; and what these two are called."""
+    """One row per picture with its file, client and target, and the names of these two columns."""
     parts = [PurePosixPath(file).parts for file in files]
     levels = (client == FOLDER) + (target == FOLDER) + 1
     # the class is the folder that a picture lies in, so that nothing may lie between it and the client's

@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Schema:
-    """All that the encoding of a table goes by."""
+    """All that the encoding of a table needs to know."""
 
     columns: tuple[Column, ...]
     target: Target
@@ -102,7 +102,7 @@ class Schema:
 
     @classmethod
     def read(cls, path: Path) -> Schema:
-        """From a JSON or TOML file, or a clear word on what is wrong with it."""
+        """Reads a JSON or TOML file, or explains what is wrong with it."""
         return cls.of(read_declared(path), str(path))
 
     @classmethod

@@ -99,7 +99,7 @@ def learned(raw: Population, rows: Ints) -> tuple[str, ...]:
 
 
 def said(raw: Population, words: Sequence[str], rows: Ints) -> str:
-    """What there is to know of a vocabulary: its size, and how much of these rows it covers."""
+    """Facts about a vocabulary: its size, and how much of these rows it covers."""
     counts = counted(raw, rows)
     missed = counts.total() - sum(counts[word] for word in words)
     text = raw.about["text"]

@@ -78,7 +78,7 @@ def honest(split: Split, bad: Ints) -> Split:
 
 
 def attacked(period: Period, bad: Ints, kind: str, moved: Callable[[Split, Population], Split]) -> Period:
-    """A period's rows and split under attack; `moved`: makes the same split of a population with other columns."""
+    """A period's rows and split under attack; `moved` makes the same split for changed columns."""
     population, split = period.population, period.split
     if kind == "label-flip":
         population = flipped(population, split, bad)
@@ -136,7 +136,7 @@ def colluding(held: Messages, bad: Tensor) -> Tree:
 
 
 def little(found: Tree, factor: float | None) -> dict[str, Params]:
-    """What all attackers of a row send: mean - z deviation of theirs."""
+    """The message of all attackers of a row: mean - z * deviation of their own changes."""
     new: dict[str, Params] = {}
     for name, block in found.items():
         many = block["bad"].clamp(min=1)
@@ -150,7 +150,7 @@ def little(found: Tree, factor: float | None) -> dict[str, Params]:
 
 
 def _z(clients: int, bad: int) -> float:
-    """The paper's z: so many deviations away, that a majority still looks further away than the attackers."""
+    """The paper's z: so many deviations that a majority of honest clients is further from the mean than attackers."""
     if not 0 < bad < clients:
         return 0.0
     missing = clients // 2 + 1 - bad

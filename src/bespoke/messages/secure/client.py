@@ -48,7 +48,7 @@ class _Attempt:
 
 @dataclass
 class Client:
-    """A member of secure sums. Keep `spent` where it survives a restart: on it depends that no round is told twice."""
+    """A member of secure sums. Keep `spent` across restarts: it ensures that no round is answered twice."""
 
     name: str
     identity: Identity
@@ -101,7 +101,7 @@ class Client:
         return self._message(at, Kind.SHARES, commitment_to(at.seed, at.me, at.digest) + addressed(sealed))
 
     def masked(self, message: bytes, values: Floats) -> bytes:
-        """The numbers under all masks: once for a round, whatever happens afterwards."""
+        """The numbers under all masks. They are sent once per round, whatever happens afterwards."""
         at = self._at(Kind.MASKED, Kind.CONSENT)
         if len(values) != at.terms.numbers:
             raise Refused(f"round {at.terms.round}: {len(values):,} numbers, where {at.terms.numbers:,} were agreed on")
@@ -147,7 +147,7 @@ class Client:
         return self._message(at, Kind.REVEALED, addressed(given))
 
     def _at(self, step: Kind, after: Kind | None) -> _Attempt:
-        """The attempt, if this step is the next one; a step that fails ends it, so that none is answered twice."""
+        """The attempt, if this is its next step. A failed step ends the attempt, so that none is answered twice."""
         at, self.attempt = self.attempt, None
         if at is None or at.next != step:
             raise Refused(f"client {self.name!r} is asked for a step that is not the next one")

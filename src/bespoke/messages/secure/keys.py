@@ -82,7 +82,7 @@ def derived(secret: bytes, terms: bytes, purpose: bytes) -> bytes:
 
 
 def seal(key: bytes, message: bytes, associated: bytes) -> bytes:
-    """Encrypted for whoever has the key; `told` is authenticated with it but not sent."""
+    """Encrypts for the owner of the key; `associated` is authenticated too, but not sent."""
     return ChaCha20Poly1305(key).encrypt(_NONCE, message, associated)
 
 

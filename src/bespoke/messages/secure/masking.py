@@ -12,7 +12,7 @@ from bespoke.messages.secure.keys import AgreementKey, derived, stream
 
 
 def pair_key(own: AgreementKey, me: int, other: bytes, them: int, terms: bytes) -> bytes:
-    """The key of the stream of two clients; the same whoever of them asks."""
+    """The stream key of two clients; both compute the same key."""
     low, high = sorted((me, them))
     return derived(own.agree(other), terms, b"pairwise mask %d %d" % (low, high))
 
@@ -22,12 +22,12 @@ def self_key(seed: bytes, me: int, terms: bytes) -> bytes:
 
 
 def sign(me: int, them: int) -> int:
-    """Whether a client adds or subtracts the stream it has with another one."""
+    """Whether a client adds or subtracts the stream that it shares with another client."""
     return 1 if me < them else -1
 
 
 def add_mask(numbers: Words, key: bytes, sign: int = 1) -> None:
-    """Add a stream to the numbers where they lie, or subtract it."""
+    """Adds a stream to the numbers in place, or subtracts it."""
     for part, words in stream(key, len(numbers)):
         if sign > 0:
             numbers[part] += words

@@ -6,7 +6,7 @@ from bespoke.errors import UserError
 
 
 class Refused(UserError):
-    """A message, or a request, that a client or the server does not accept; who refused it gives nothing away."""
+    """A message or request that a client or the server does not accept. The refusal reveals nothing secret."""
 
 
 class TooFew(Refused):

@@ -95,7 +95,7 @@ class Server:
         self.arrived.append(found.sender)
 
     def survivors(self) -> bytes:
-        """Whose numbers have arrived; later ones are not looked at any more."""
+        """The clients whose numbers have arrived; later messages are ignored."""
         self.terms.enough(len(self.arrived), "sent their numbers")
         self.arrived.sort()
         return pack(Kind.SURVIVORS, SERVER, members_to_bytes(self.arrived))

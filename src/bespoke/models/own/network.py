@@ -34,7 +34,7 @@ How = Literal["train", "held", "eval"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found by trying the model on a few rows; see probe.py."""
+    """Facts found by trying the model on a few rows; see probe.py."""
 
     moving: tuple[str, ...] = ()  # the buffers that training changes
     looped: str = ""  # why clients are run one by one
@@ -140,7 +140,7 @@ class OwnNetwork(Network):
 
     # -- the function --------------------------------------------------------------------------------------------------
     def run(self, params: Params, batch: Params, how: How, seeded: bool = True) -> tuple[Tensor, Params]:
-        """The outputs for these rows, and the buffers as this pass leaves them (empty unless in training)."""
+        """The outputs for these rows, and the buffers after this pass (empty outside of training)."""
         tensors = self._tensors(params, how)
         self._set(how)
         self._move(batch["x"].device)
