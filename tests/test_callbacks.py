@@ -302,7 +302,7 @@ def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
         lane.receive(lambda job, rounds, value: True)
     thread.join()
     assert ended == [str(error.value)]
-    assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]
+    assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]  # type: ignore[attr-defined]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_an_exception_ends_the_run_and_leaves_it_resumable(whole: tuple[Path, Li
 
 def test_a_callback_that_fails_at_the_end_is_told_of_it_again(tmp_path: Path) -> None:
     class Once(Listener):
-        def on_end(self, told: EndTold) -> None:
+        def on_end(self, told: EndTold) -> None:  # type: ignore[override]
             self.heard.append(told)
             if len(self.heard) == 1:
                 raise OSError("disk full")

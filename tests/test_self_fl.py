@@ -212,7 +212,7 @@ def test_variances_as_section_3_2_prints_them_by_hand() -> None:
     for model in (2.0, 5.0, 8.0):
         private = {**private, **made.remember(private, at(model))}
     for reading, variance in (("sample", 6.0), ("scatter", 18.0)):
-        found, known = replace(made, variances=reading).uncertainty(private, looks(0.0, 1))
+        found, known = replace(made, variances=reading).uncertainty(private, looks(0.0, 1))  # type: ignore[assignment]
         assert (float(found), bool(known)) == (pytest.approx(variance), True)
     new, _ = made.client_round(down_at(0.0, 18.0, 1.0), private, looks(0.0, 1))
     assert float(new["weight"]) == pytest.approx(0.5)
