@@ -197,7 +197,7 @@ def test_a_diverged_baseline_is_said_first(tmp_path: Path, write_comparison: Any
     summary = summarize([write_comparison(tmp_path, values)])
     assert summary.answer[0].startswith("The baseline, Fedavg, diverged: 1 of 2 client results")
     assert (summary.best, summary.method("fedavg").verdict, summary.compared) == ("local", "diverged", [])
-    assert "Of what did not diverge the best, Local, has a mean MSE of 3.0 (95 %" in summary.answer[1]
+    assert "The best method that did not diverge, Local, has a mean MSE of 3.0 (95 %" in summary.answer[1]
 
 
 def test_when_all_diverged(tmp_path: Path, write_comparison: Any) -> None:

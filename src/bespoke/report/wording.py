@@ -78,7 +78,7 @@ def _alone(summary: Summary) -> list[str]:
     )
     if len(summary.methods) > 1:
         what = f"has a mean {metric_name(summary.metric)} of {reached}{bounds}"
-        sentence = f"Of what did not diverge the best, {method.title}, {what}."
+        sentence = f"The best method that did not diverge, {method.title}, {what}."
     constant = no_better_than_constant(summary)
     return [*diverged(summary), *constant, sentence, *_price(summary, method), *_cautions(summary)]
 
