@@ -21,6 +21,7 @@ lint: $(VENV)/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The site in build/site; warnings are errors.
 docs: $(VENV)/.docs-ready

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def shares(processes: list[list[Stretch]], begin: float, end: float) -> dict[str
 
     The values sum to end - begin.
     """
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     every = [stretch for process in processes for stretch in process]
     gaps = without([(start, stop) for start, stop, what in every if what in INSIDE], begin, end)
     first, *others = sorted(processes, key=lambda process: process[0][0]) or [[]]

@@ -74,7 +74,7 @@ def recognised(
                 continue
             voice = int(mix("voice", int(raw.keys[client]))) % VOICES
             espeak.take(mixed(voices, shares(voice)))
-            sound = resample_poly(espeak.say(text).astype(np.float32) / 2**15, RATE, SPOKEN_RATE).astype(np.float32)
+            sound = resample_poly(espeak.speak(text).astype(np.float32) / 2**15, RATE, SPOKEN_RATE).astype(np.float32)
             texts, scores = zip(*whisper.hypotheses(sound))
             said = Hypotheses(name, raw.ids[client], texts, scores, text, split, population.group_of(client) or None)
             file.write(json.dumps(said.to_json(), ensure_ascii=False) + "\n")

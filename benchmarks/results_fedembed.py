@@ -186,7 +186,7 @@ def with_curves(folder: Path, place: str) -> Path:
 
 def unsettled(folder: Path, trained: dict[str, list[str]]) -> dict[str, str]:
     """Why nothing can be said of methods as they were trained for a comparison; `trained` has its methods' labels."""
-    found = {}
+    found: dict[str, str] = {}
     for place, labels in trained.items():
         gains = improvements(with_curves(folder, place))
         name = place.replace("-", ", ")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bespoke.errors import UserError
 from bespoke.report.checks import concerns
-from bespoke.report.motley_tables import Line, motley_lines
+from bespoke.report.motley_tables import TableLine, motley_lines
 from bespoke.report.report import read, summarize_study
 from bespoke.report.summary import Summary
 from bespoke.statistics.clusters import Clusters, clusters_of
@@ -98,7 +98,7 @@ def clusters(found: list[Clusters]) -> list[str]:
     return lines
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[TableLine]) -> str:
     """The table for a page of documentation."""
     rows = ["| algorithm | metric | paper | ours |", "| --- | --- | ---: | ---: |"]
     before = ""

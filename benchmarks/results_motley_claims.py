@@ -199,7 +199,8 @@ OBSERVATIONS = (
 # -- tables ------------------------------------------------------------------------------------------------------------
 def claims(found: Found) -> list[str]:
     """The observations that could be judged on a dataset as a table, and why the others could not."""
-    rows, untested = [], {}
+    rows: list[str] = []
+    untested: dict[str, list[int]] = {}
     for place, observation in enumerate(OBSERVATIONS, start=1):
         try:
             here, verdict = observation.of(found)

@@ -245,7 +245,7 @@ def test_who_chooses_is_what_does_better_on_the_other_half(tmp_path: Path, diffe
     found = scoring.pick(scores)
     assert bool(found.own) is differ
     if differ:
-        assert [found.own[client] for client in clients] == best.tolist()
+        assert [found.own[client] for client in clients] == best.tolist()  # type: ignore[index]
 
 
 @pytest.mark.parametrize("bent", [False, True])

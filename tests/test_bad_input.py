@@ -472,7 +472,7 @@ def test_folders_of_another_version_or_kind(finished: Path) -> None:
         refused(bespoke(*command), "run/result.json", "format 9", "1")
     refused(bespoke("run", finished / "exp.toml", "--out", "run", "--resume"), "format 9")
     refused(bespoke("export", finished / "compare", "--client", "c1"), "is a comparison", "runs/fedavg-seed0")
-    for command in ("export", "forget"):
+    for command in ("export", "forget"):  # type: ignore[assignment]
         refused(bespoke(command, "nowhere", "--client", "c1"), "nowhere", "not a run folder")
         refused(bespoke(command, "plain.csv", "--client", "c1"), "plain.csv", "not a run folder")
         refused(bespoke(command, finished / "run", "--client", "nobody"), "'nobody'", "'c0'")

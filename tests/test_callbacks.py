@@ -25,7 +25,7 @@ from bespoke.federation.processes import CONTEXT
 from bespoke.runs.events import Interrupted
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
-from bespoke.study.lanes import Afar, Lane
+from bespoke.study.run_process import ForwardingCallback, RunProcess
 from bespoke.study.scheduler import Job
 from command import bespoke as command
 from command import refused
@@ -284,25 +284,25 @@ def test_a_stage_taken_over_is_told_too(tmp_path: Path) -> None:
 def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
     told = whole[1].of(RoundTold)[2]
     ours, theirs = CONTEXT.Pipe()
-    lane = object.__new__(Lane)  # as it is while its process makes a run; the process is this one's thread
+    lane = object.__new__(RunProcess)  # as it is while its process makes a run; the process is this one's thread
     lane.pipe, lane.callbacks, lane.job = ours, [Listener(), Failing()], Job(told.folder, checked(EXPERIMENT, "test"))
     ended: list[str] = []
 
     def far() -> None:
         try:
-            Afar(theirs).on_evaluation(whole[1].of(EvaluationTold)[0])
-            Afar(theirs).on_round(told)
+            ForwardingCallback(theirs).on_evaluation(whole[1].of(EvaluationTold)[0])
+            ForwardingCallback(theirs).on_round(told)
         except UserError as error:
             ended.append(str(error))
 
     thread = threading.Thread(target=far)
     thread.start()
-    assert lane.hear(lambda job, rounds, value: True) is None
+    assert lane.receive(lambda job, rounds, value: True) is None
     with pytest.raises(UserError, match="Failing failed in on_round") as error:
-        lane.hear(lambda job, rounds, value: True)
+        lane.receive(lambda job, rounds, value: True)
     thread.join()
     assert ended == [str(error.value)]
-    assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]
+    assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]  # type: ignore[attr-defined]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_an_exception_ends_the_run_and_leaves_it_resumable(whole: tuple[Path, Li
 
 def test_a_callback_that_fails_at_the_end_is_told_of_it_again(tmp_path: Path) -> None:
     class Once(Listener):
-        def on_end(self, told: EndTold) -> None:
+        def on_end(self, told: EndTold) -> None:  # type: ignore[override]
             self.heard.append(told)
             if len(self.heard) == 1:
                 raise OSError("disk full")

@@ -231,7 +231,7 @@ def test_comparisons_and_tunings_name_their_files(tmp_path: Path, monkeypatch: p
     assert_identical(contents(Path("out")), whole, "finished, and resumed")
     for name, how in itertools.product(("engine.json", "search.json"), (flip, empty, Path.unlink)):
         kept = Path("out", name).read_bytes()
-        how(Path("out", name))
+        how(Path("out", name))  # type: ignore[operator]
         refused(bespoke(*command, "--resume"), name)
         Path("out", name).write_bytes(kept)
     for name in ("tune.json", "trials.parquet", "best.toml"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,13 +18,13 @@ BASELINE = [0.9, 0.8, 0.6, 0.2, 0.85, 0.7, 0.5, 0.3, 0.1]
 MODEL = [0.9, 0.3, 0.8, 0.7, 0.75, 0.6, 0.4, 0.2, 0.1]
 
 
-def test_errors_at_a_threshold():
+def test_errors_at_a_threshold() -> None:
     """At 0.6 the last wake word is rejected, 0.85 and 0.7 are accepted: a score of the threshold is accepted."""
     assert errors_at(BASELINE, WANTED, 0.6) == Errors(1, 2, 4, 5)
     assert errors_at(BASELINE, WANTED, 0.61) == Errors(2, 2, 4, 5)
 
 
-def test_the_threshold_for_so_many_rejects():
+def test_the_threshold_for_so_many_rejects() -> None:
     assert threshold_for(BASELINE, WANTED, 0) == 0.2
     assert threshold_for(BASELINE, WANTED, 1) == 0.6
     assert threshold_for([1.0, 1.0, 2.0, 0.0], [True, True, True, False], 1) == 1.0  # equal scores: nobody is rejected
@@ -31,14 +32,14 @@ def test_the_threshold_for_so_many_rejects():
         threshold_for(BASELINE, WANTED, 4)
 
 
-def test_relative_false_accepts_by_hand():
+def test_relative_false_accepts_by_hand() -> None:
     """One reject each: the baseline accepts 0.85 and 0.7, the model (threshold 0.7) 0.75 alone."""
     found = relative(MODEL, BASELINE, WANTED, 0.25)
     assert (found.baseline, found.model) == (Errors(1, 2, 4, 5), Errors(1, 1, 4, 5))
     assert (found.accepts, found.rejects) == (0.5, 1.0)
 
 
-def test_the_baseline_beside_itself_is_one():
+def test_the_baseline_beside_itself_is_one() -> None:
     for rejects, accepts in ((0.0, 4), (0.24, 4), (0.25, 2), (0.5, 1), (0.99, 0)):
         found = relative(BASELINE, BASELINE, WANTED, rejects)
         assert found.baseline.accepts == accepts
@@ -46,7 +47,7 @@ def test_the_baseline_beside_itself_is_one():
         assert found.rejects == 1.0
 
 
-def test_nothing_to_divide_by():
+def test_nothing_to_divide_by() -> None:
     none = Relative(Errors(0, 3, 4, 5), Errors(0, 0, 4, 5))
     assert math.isnan(none.accepts)
     assert none.rejects == 1.0
@@ -54,7 +55,7 @@ def test_nothing_to_divide_by():
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.booleans()), min_size=2), st.floats(0, 0.99))
-def test_rejects_are_never_more_than_asked_for(rows, rejects):
+def test_rejects_are_never_more_than_asked_for(rows: Any, rejects: Any) -> None:
     model, baseline, wanted = (np.array(column) for column in zip(*rows))
     if wanted.any() and not wanted.all():
         found = relative(model, baseline, wanted, rejects)
@@ -70,11 +71,11 @@ def test_rejects_are_never_more_than_asked_for(rows, rejects):
         ([0.1, 0.2], [True, True], "clips of both kinds"),
     ],
 )
-def test_bad_scores(scores, wanted, message):
+def test_bad_scores(scores: Any, wanted: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         errors_at(scores, wanted, 0.5)
 
 
-def test_a_fraction_of_rejects():
+def test_a_fraction_of_rejects() -> None:
     with pytest.raises(ValueError, match=r"rejects = 1.0: a fraction of the wanted"):
         relative(MODEL, BASELINE, WANTED, 1.0)

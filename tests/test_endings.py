@@ -1,5 +1,7 @@
 """How programs end: exit code and what is said, for the commands of bespoke and for programs built on it."""
 
+from typing import Any
+
 import pytest
 
 from bespoke.cli.exit_codes import KEPT, program
@@ -23,7 +25,9 @@ from bespoke.runs.events import Interrupted
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )  # fmt: skip
-def test_no_traceback_for_what_is_not_ours(raised, code, said, capsys):
+def test_no_traceback_for_what_is_not_ours(
+    raised: Any, code: int, said: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def work() -> None:
         raise raised
 
@@ -33,12 +37,12 @@ def test_no_traceback_for_what_is_not_ours(raised, code, said, capsys):
     assert capsys.readouterr().err == said
 
 
-def test_a_bug_keeps_its_traceback():
+def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         program(lambda: 1 / 0)
 
 
-def test_what_ends_well_ends_with_nothing(capsys):
+def test_what_ends_well_ends_with_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         program(lambda: print("done"))
     assert ended.value.code == 0

@@ -7,6 +7,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -31,7 +32,7 @@ ASKED = argparse.Namespace(number=0, jobs=1, rounds=0, seeds=0, methods=None, cu
 
 @pytest.mark.parametrize("experiment", [MNIST, VOICE], ids=lambda experiment: experiment.name)
 @pytest.mark.parametrize("column", ["none", "gaussian"])
-def test_nine_methods_with_the_papers_numbers(experiment, column, tmp_path):
+def test_nine_methods_with_the_papers_numbers(experiment: Any, column: str, tmp_path: Path) -> None:
     privacy = read_toml(VOICE.privacy) if column == "gaussian" else {}
     found = experiment.comparison(tmp_path, "imbalanced", privacy, ASKED)
     found._check()
@@ -48,7 +49,7 @@ def test_nine_methods_with_the_papers_numbers(experiment, column, tmp_path):
     assert found.base["data"]["options"]["number"] == 60
 
 
-def test_everything_that_the_paper_has_of_it():
+def test_everything_that_the_paper_has_of_it() -> None:
     for table, parts in (("table2", ""), ("table3", ""), ("table4", 4), ("table5", 3)):
         for half in ("none", "gaussian") if parts else ("balanced", "imbalanced"):
             assert set(PAPER[table][half]) == set(results_fedembed.ORDER)
@@ -57,7 +58,7 @@ def test_everything_that_the_paper_has_of_it():
     assert voices == [f"{voice:02d}" for voice in range(20)]
 
 
-def test_tables_by_hand(tmp_path):
+def test_tables_by_hand(tmp_path: Path) -> None:
     table = pd.DataFrame({"group": ["00", "00", "05", "07"], "query_f1": [0.9, 0.7, 0.6, 0.2]})
     again = table.assign(query_f1=[0.8, 0.6, 0.6, 0.4])
     found = {("imbalanced", "gaussian"): {"FedRep": [table, again]}}
@@ -80,7 +81,7 @@ def test_tables_by_hand(tmp_path):
 
 
 # -- columns, figures, full size ---------------------------------------------------------------------------------------
-def test_noise_on_the_clients_is_a_column_of_its_own(tmp_path):
+def test_noise_on_the_clients_is_a_column_of_its_own(tmp_path: Path) -> None:
     assert MNIST.clients is not None
     privacy = read_toml(MNIST.clients)
     assert privacy["privacy"]["local_noise"] > 0 < privacy["privacy"]["noise"]
@@ -92,7 +93,7 @@ def test_noise_on_the_clients_is_a_column_of_its_own(tmp_path):
         VOICE.run(VOICE.arguments("", ["--columns", "clients", "--out", str(tmp_path)]))
 
 
-def test_figures_train_embeddings_at_their_own_rates(tmp_path):
+def test_figures_train_embeddings_at_their_own_rates(tmp_path: Path) -> None:
     rates = tomllib.loads((BENCHMARKS / "fedembed" / "figures.toml").read_text())
     for experiment in (MNIST, VOICE):
         found = experiment.figures(tmp_path, ASKED)
@@ -107,7 +108,7 @@ def test_figures_train_embeddings_at_their_own_rates(tmp_path):
     assert (kinds["kinds"], kinds["embedding_lr"]) == (0.0, rates["mnist"]["FedEmbed-Type"])
 
 
-def test_full_size_is_one_option():
+def test_full_size_is_one_option() -> None:
     asked = MNIST.arguments("", ["--full"])
     assert (asked.number, asked.rounds, asked.seeds, asked.methods) == (9000, 900, 1, list(FULL))
     assert (asked.only, asked.out) == ("balanced", Path("runs/fedembed-mnist-full"))
@@ -116,7 +117,7 @@ def test_full_size_is_one_option():
     assert MNIST.arguments("", []).number is None
 
 
-def test_the_rate_of_embeddings_is_chosen_by_f1_and_by_what_they_tell():
+def test_the_rate_of_embeddings_is_chosen_by_f1_and_by_what_they_tell() -> None:
     """0.02 of F1 may be given for embeddings that tell more, 0.021 may not; of equal ones the smallest rate."""
     tried = [Tried(1.0, 0.97, 0.0, 0.1), Tried(10.0, 0.95, 0.3, 0.4), Tried(100.0, 0.949, 0.9, 0.9)]
     assert chosen(tried).rate == 10.0
@@ -135,7 +136,7 @@ def of_paper(table: str, parts: str) -> claims.Numbers:
     return claims.Numbers(f1, {column: PAPER[parts][column] for column in ("none", "gaussian")})
 
 
-def test_the_papers_own_tables_bear_its_claims_but_one():
+def test_the_papers_own_tables_bear_its_claims_but_one() -> None:
     """On voices FedEmbed-Prototype has 0.63 with imbalanced users and FedRep 0.65: Section 4.3.1 says otherwise."""
     assert set(verdicts(of_paper("table2", "table4"), claims.MNIST).values()) == {"yes"}
     found = verdicts(of_paper("table3", "table5"), claims.VOICE)
@@ -144,7 +145,7 @@ def test_the_papers_own_tables_bear_its_claims_but_one():
     ]
 
 
-def test_one_baseline_that_works_under_privacy_refutes_that_only_groups_do():
+def test_one_baseline_that_works_under_privacy_refutes_that_only_groups_do() -> None:
     """Voices: FedRep with 0.858 under privacy. Without it the claim holds, and so do the orders that it breaks."""
     low = dict.fromkeys((*claims.BASELINES, "FedEmbed-Personal", "FedEmbed-SOM"), 0.4)
     grouped = {"FedEmbed-Prototype": 0.785, "FedEmbed-Type": 0.809}
@@ -159,7 +160,7 @@ def test_one_baseline_that_works_under_privacy_refutes_that_only_groups_do():
     assert "these at least 0.785" in row
 
 
-def test_an_order_without_its_size():
+def test_an_order_without_its_size() -> None:
     """0.85 is 6 % above 0.80: in order, but the paper gains 12 % at least."""
     numbers = claims.Numbers({("balanced", "none"): {**dict.fromkeys(claims.BASELINES, 0.8), "FedEmbed-Type": 0.85}})
     assert verdicts(numbers, claims.MNIST) == {
@@ -167,7 +168,7 @@ def test_an_order_without_its_size():
     }
 
 
-def test_embeddings_that_tell_nothing_refute_figures_3_and_4():
+def test_embeddings_that_tell_nothing_refute_figures_3_and_4() -> None:
     nothing, all_of_it = (0.16, -0.001), (1.0, 1.0)
     known = {**dict.fromkeys(claims.EMBEDDED, nothing), "FedEmbed-Prototype": all_of_it}
     known |= {"FedEmbed-Type": nothing, claims.NO_KINDS: nothing}
@@ -183,7 +184,7 @@ def test_embeddings_that_tell_nothing_refute_figures_3_and_4():
     assert verdicts(claims.Numbers({}, known=better), claims.VOICE)[five] == "no"
 
 
-def test_claims_are_judged_on_means_over_seeds():
+def test_claims_are_judged_on_means_over_seeds() -> None:
     table = pd.DataFrame({"group": ["0", "1"], "query_f1": [0.9, 0.5]})
     again = table.assign(query_f1=[0.7, 0.1])
     found = {("imbalanced", "none"): {"FedRep": [table, again]}, ("imbalanced", "clients"): {"FedRep": [table]}}
@@ -192,7 +193,7 @@ def test_claims_are_judged_on_means_over_seeds():
     assert numbers.parts == {"none": {"FedRep": [pytest.approx(0.8), pytest.approx(0.3)]}}
 
 
-def test_figures_are_a_section_that_stands_alone():
+def test_figures_are_a_section_that_stands_alone() -> None:
     known = {"FedEmbed-Prototype": results_fedembed.Embedded(1.0, [0.97, 0.98], 1.0, 1.0)}
     lines = results_fedembed.figures(known, results_fedembed.MNIST, True, {})
     assert "Models of `python benchmarks/fedembed/mnist.py --figures`." in lines[3]
@@ -201,7 +202,7 @@ def test_figures_are_a_section_that_stands_alone():
     assert lines[-1] == "| FedEmbed-Prototype recovers preferences perfectly | 100 % | 100.0 % | yes |"
 
 
-def test_curves_are_the_same_comparison_with_rows_to_validate_on(tmp_path):
+def test_curves_are_the_same_comparison_with_rows_to_validate_on(tmp_path: Path) -> None:
     found = MNIST.comparison(tmp_path / "balanced-none", "balanced", {}, ASKED)
     entries = dict(found.entries)
     made = curves(found)
@@ -211,7 +212,7 @@ def test_curves_are_the_same_comparison_with_rows_to_validate_on(tmp_path):
     assert made.base["split"]["fractions"] == [16 / 30, 4 / 30, 10 / 30]
 
 
-def test_nothing_is_judged_without_a_validation_curve(tmp_path):
+def test_nothing_is_judged_without_a_validation_curve(tmp_path: Path) -> None:
     """Neither `balanced-none` nor `figures` has a curve here, and nothing was run of it."""
     trained = {"balanced-none": ["FedRep", "Global"], "figures": ["Global+"]}
     found = results_fedembed.unsettled(tmp_path, trained)

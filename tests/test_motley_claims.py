@@ -64,7 +64,7 @@ def made(folders: Any, folder: Path, curves: dict[str, list[float]] | None = Non
         "fedavg": 0.0, "finetune": np.where(few, 1.0, -1.0), "local": 0.5, "knn-per": np.where(few, 2.0, -1.0),
         "hyp": -0.5, "hyp-cold": -0.1, "ensemble": -0.5, "ditto": -0.9,
     }  # fmt: skip
-    values = {label: [(base + effect).tolist(), (base + effect).tolist()] for label, effect in effects.items()}
+    values = {label: [(base + effect).tolist(), (base + effect).tolist()] for label, effect in effects.items()}  # type: ignore[operator]
     record = {"methods": ENTRIES, "split": {"protocol": "cross-silo"}, "model": {"name": "CNN", "parameters": 9}}
     folders.make_comparison(folder, values, compare=record | compare, rounds=20, curve=FLAT)
     for run in (folder / "runs").iterdir():

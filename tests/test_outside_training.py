@@ -48,8 +48,8 @@ IMPORT = ("<frozen importlib._bootstrap>", "_find_and_load")
         ([COMPARE, ("/x/bespoke/experiment/build.py", "prepared"), IMPORT], "imports"),
         ([COMPARE, ("/x/bespoke/experiment/experiment.py", "engine_choice"), STAGE], "choice of the engine"),
         ([COMPARE, ("/x/bespoke/study/scheduler.py", "_together"), ("/x/selectors.py", "select")], "waiting"),
-        ([("/x/bespoke/study/lanes.py", "_serve"), ("/x/multiprocessing/connection.py", "recv")], "waiting"),
-        ([("/x/bespoke/study/lanes.py", "_serve"), ("/x/bespoke/runs/evaluation.py", "final")], "scoring"),
+        ([("/x/bespoke/study/run_process.py", "_serve"), ("/x/multiprocessing/connection.py", "recv")], "waiting"),
+        ([("/x/bespoke/study/run_process.py", "_serve"), ("/x/bespoke/runs/evaluation.py", "final")], "scoring"),
         ([("/x/multiprocessing/resource_tracker.py", "main")], "waiting"),
         ([("/x/bespoke/cli/console.py", "show_report")], "report"),
         ([("/x/other/runs/training.py", "_stage")], "start"),  # somebody else's

@@ -94,7 +94,7 @@ def test_a_client_the_server_does_not_know_takes_the_best_head() -> None:
     params = {**START, "head.weight": torch.ones(2, 1, 1), "head.bias": torch.tensor([[-4.0], [2.0]])}
 
     class One:
-        def rows(self):
+        def rows(self) -> Any:
             return {"x": torch.ones(1, 1), "y": torch.tensor([3.0]), "mask": torch.ones(1)}
 
     assert int(method.pick({"params": params, "cluster": torch.tensor(-1)}, One())) == 1

@@ -5,6 +5,8 @@ One row x = 1, y = 1: weight and bias are equal at all times, u say, and both sl
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from by_hand import TASK, ZERO, batches_of, numbers, rounds
 
 
-def row(made: PFedMe, support: bool = False):
+def row(made: PFedMe, support: bool = False) -> Any:
     return batches_of([1.0], [1.0], made, support=support)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,7 +153,8 @@ def test_segments_hold_what_changed_since_the_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cohort", [1, 3, 40])
 def test_segments_stay_few_and_small(tmp_path: Path, cohort: int) -> None:
     """After every checkpoint: at most twice the live rows, in at most log2(clients) + 1 files; also when resumed."""
-    draw, table, newest, names = random.Random(cohort), PrivateTable(TEMPLATE), {}, []
+    draw, table, names = random.Random(cohort), PrivateTable(TEMPLATE), []
+    newest: dict[int, Any] = {}
     for number in range(150):
         clients = draw.sample(range(64), cohort)
         newest |= dict.fromkeys(clients, number)

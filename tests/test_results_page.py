@@ -3,7 +3,9 @@
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +37,7 @@ Command: `large`
 
 
 @pytest.fixture
-def results(monkeypatch):
+def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     before = set(sys.modules)
     yield importlib.import_module("results")
@@ -44,12 +46,12 @@ def results(monkeypatch):
             del sys.modules[name]
 
 
-def test_only_what_was_run_again_changes(results):
+def test_only_what_was_run_again_changes(results: Any) -> None:
     new = "# Results\n\nLead.\n\n## A\n\nAbout A.\n\n### Same data\n\nCommand: `large`\n\n20\n\n"
     assert results.merged(OLD, new) == OLD.replace("\n2\n", "\n20\n")
 
 
-def test_what_is_new_goes_to_the_end_of_its_chapter(results):
+def test_what_is_new_goes_to_the_end_of_its_chapter(results: Any) -> None:
     new = "# Results\n\nLead.\n\n## A\n\nAbout A, again.\n\n### More\n\n4\n\n## C\n\n5"
     found = results.merged(OLD, new)
     assert (
@@ -58,17 +60,17 @@ def test_what_is_new_goes_to_the_end_of_its_chapter(results):
     )
 
 
-def test_a_section_alone_leaves_the_head_of_its_chapter(results):
+def test_a_section_alone_leaves_the_head_of_its_chapter(results: Any) -> None:
     new = "# Results\n\nLead.\n\n## A\n\n### Same data\n\nCommand: `large`\n\n20\n\n"
     assert results.merged(OLD, new) == OLD.replace("\n2\n", "\n20\n")
 
 
-def test_the_page_in_docs_keeps_its_sections(results):
+def test_the_page_in_docs_keeps_its_sections(results: Any) -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     assert results.merged(page, results.HEADER) == page
 
 
-def test_without_runs_it_says_what_to_do(tmp_path):
+def test_without_runs_it_says_what_to_do(tmp_path: Path) -> None:
     """As every program of benchmarks/: no traceback, exit code 2, and nothing is overwritten."""
     page = tmp_path / "results.md"
     page.write_text(OLD)

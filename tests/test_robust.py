@@ -130,7 +130,7 @@ def test_a_huge_weight_gains_nothing() -> None:
             )
             assert float(found.sums["weight"]) <= 50.0
             results.append(mean_of(found))
-    for honest, claimed in zip(results[:3], results[3:]):
+    for honest, claimed in zip(results[:3], results[3:]):  # type: ignore[assignment]
         np.testing.assert_allclose(claimed, honest, rtol=1e-6)
 
 

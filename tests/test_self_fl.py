@@ -212,7 +212,7 @@ def test_variances_as_section_3_2_prints_them_by_hand() -> None:
     for model in (2.0, 5.0, 8.0):
         private = {**private, **made.remember(private, at(model))}
     for reading, variance in (("sample", 6.0), ("scatter", 18.0)):
-        found, known = replace(made, variances=reading).uncertainty(private, looks(0.0, 1))
+        found, known = replace(made, variances=reading).uncertainty(private, looks(0.0, 1))  # type: ignore[assignment]
         assert (float(found), bool(known)) == (pytest.approx(variance), True)
     new, _ = made.client_round(down_at(0.0, 18.0, 1.0), private, looks(0.0, 1))
     assert float(new["weight"]) == pytest.approx(0.5)
@@ -372,7 +372,7 @@ def test_the_sum_over_others_by_hand() -> None:
     for others, left, start in (("active", 1 / 2, 0.8), ("all", 2 / 3, 1.0)):
         made, down = sampled(others, 3, lr=0.1)
         assert float(down["params"]["bias"]) == pytest.approx(1.2)
-        assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(left))
+        assert float(made.remaining_distance(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(left))
         assert float(made.start(down, private)["bias"]) == pytest.approx(start)
         assert float(made.pace(down, private, looks(0.0, 1))[0]) == np.ceil(np.log(left) / np.log(0.9))
 
@@ -389,7 +389,7 @@ def test_a_client_that_weighs_more_than_the_last_cohort_is_not_its_only_member()
     sums = tree_map(lambda leaf: leaf.sum(0), stack(ups))
     down = made.broadcast(made.server_round(made.init_server(at(0.0), Setting(0, 5)), Cohort(sums, {}, (0, 1))))
     private = private_at(made, 1.0, weight=0.4)
-    assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(np.log(1 + 1 / 0.025))
+    assert float(made.remaining_distance(down, private, looks(0.0, 1))[0]) == pytest.approx(np.log(1 + 1 / 0.025))
     assert float(made.start(down, private)["bias"]) == pytest.approx(-0.2)
 
 
@@ -404,7 +404,7 @@ def test_a_cohort_of_one_has_no_others(exact: bool) -> None:
     new, _ = made.client_round(down, private, looks(1.0, 1))
     assert float(new["model"]["bias"]) == pytest.approx(1 - 0.9**7 * (1 - 2 / 5))  # from 2/5 towards 1
     made, down = sampled("all", 1, lr=0.1)  # four others, of 2: 2/3 is left
-    assert float(made.way(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(2 / 3))
+    assert float(made.remaining_distance(down, private, looks(0.0, 1))[0]) == pytest.approx(-np.log(2 / 3))
 
 
 @pytest.mark.parametrize("kind", [SelfFL, AugmentedSelfFL])

@@ -4,6 +4,7 @@ import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,22 +22,22 @@ from bespoke.errors import UserError  # noqa: E402
 
 
 @pytest.fixture
-def random():
+def random() -> Any:
     return np.random.default_rng(3)
 
 
 # Tables
 
 
-def test_every_table_that_passes_the_rule_is_declared_or_left_out_with_a_reason():
+def test_every_table_that_passes_the_rule_is_declared_or_left_out_with_a_reason() -> None:
     assert tables.verify() == []
     assert len(tables.declared()) >= 20
     names = {table.name for table in tables.declared()}
     assert not names & {"mlmRev/Chem97", "mlmRev/Hsb82", "mlmRev/Exam", "dslabs/movielens"}  # built into bespoke
 
 
-def test_the_rule_counts_rows_clients_and_columns():
-    def frame(clients, rows, features=2):
+def test_the_rule_counts_rows_clients_and_columns() -> None:
+    def frame(clients: Any, rows: Any, features: int = 2) -> Any:
         columns = {f"x{i}": np.arange(clients * rows) for i in range(features)}
         return pd.DataFrame({"id": np.repeat(np.arange(clients), rows), "y": 0.0, **columns})
 
@@ -50,7 +51,7 @@ def test_the_rule_counts_rows_clients_and_columns():
     assert not tables.passes("any", frame(40, 8, features=1))
 
 
-def test_a_shuffle_moves_clients_and_nothing_else(tmp_path):
+def test_a_shuffle_moves_clients_and_nothing_else(tmp_path: Path) -> None:
     (table,) = tables.declared(["Milk"])
     plain, first, again, second = (
         pd.read_csv(table.write(tmp_path / str(i), turn)) for i, turn in enumerate((None, 0, 0, 1))
@@ -63,7 +64,7 @@ def test_a_shuffle_moves_clients_and_nothing_else(tmp_path):
     assert (first["Cow"] == second["Cow"]).mean() < 0.1
 
 
-def test_a_table_that_is_not_declared_is_refused():
+def test_a_table_that_is_not_declared_is_refused() -> None:
     with pytest.raises(UserError, match=r"Mlik.*Milk"):
         tables.declared(["Mlik"])
 
@@ -71,7 +72,7 @@ def test_a_table_that_is_not_declared_is_refused():
 # Linear fits
 
 
-def test_ridge_of_every_client_is_that_of_scikit_learn(random):
+def test_ridge_of_every_client_is_that_of_scikit_learn(random: np.random.Generator) -> None:
     x, y = random.normal(size=(60, 3)), random.normal(size=60)
     client = random.integers(0, 4, 60)
     found = Sums.of(x, y, client, 4).ridge(np.full(3, 2.5), np.zeros(3))
@@ -80,7 +81,7 @@ def test_ridge_of_every_client_is_that_of_scikit_learn(random):
         np.testing.assert_allclose(found[c], expected, rtol=1e-9)
 
 
-def test_a_ridge_pulled_to_a_centre_ends_there_if_the_pull_is_strong(random):
+def test_a_ridge_pulled_to_a_centre_ends_there_if_the_pull_is_strong(random: np.random.Generator) -> None:
     x, y, centre = random.normal(size=(30, 2)), random.normal(size=30), np.array([3.0, -1.0])
     sums = Sums.of(x, y, np.zeros(30, int), 2)  # the second client has no rows
     np.testing.assert_allclose(sums.ridge(np.full(2, 1e9), centre)[0], centre, atol=1e-6)
@@ -89,7 +90,7 @@ def test_a_ridge_pulled_to_a_centre_ends_there_if_the_pull_is_strong(random):
     np.testing.assert_allclose(sums.ridge(np.full(2, 1e-9), centre)[0], least, atol=1e-6)
 
 
-def test_softmax_of_every_client_is_that_of_scikit_learn(random):
+def test_softmax_of_every_client_is_that_of_scikit_learn(random: np.random.Generator) -> None:
     x = random.normal(size=(150, 3))
     y = (x @ random.normal(size=(3, 3)) + random.gumbel(size=(150, 3))).argmax(1)
     client = np.repeat([0, 1], [40, 110])
@@ -99,7 +100,7 @@ def test_softmax_of_every_client_is_that_of_scikit_learn(random):
         np.testing.assert_allclose(found[c], model.fit(x[client == c], y[client == c]).coef_, atol=1e-5)
 
 
-def test_softmax_ends_where_its_gradient_is_zero_even_if_classes_are_separable(random):
+def test_softmax_ends_where_its_gradient_is_zero_even_if_classes_are_separable(random: np.random.Generator) -> None:
     x = np.column_stack([np.ones(20), np.linspace(-1, 1, 20)])
     y = (x[:, 1] > 0).astype(int)
     centre, penalty = np.array([[0.3, 0.0], [-0.3, 1.0]]), np.array([0.01, 0.001])
@@ -113,7 +114,7 @@ def test_softmax_ends_where_its_gradient_is_zero_even_if_classes_are_separable(r
 # The oracle
 
 
-def made(random, clients=30, rows=20, spread=1.0, classes=0):
+def made(random: np.random.Generator, clients: int = 30, rows: int = 20, spread: float = 1.0, classes: int = 0) -> Any:
     """y = a_c + b_c x + noise of deviation 1/2, with a_c and b_c of deviation `spread` around 0 and 1."""
     own = random.normal(size=(clients, 2)) * spread + [0.0, 1.0]
     client = np.repeat(np.arange(clients), rows)
@@ -126,7 +127,7 @@ def made(random, clients=30, rows=20, spread=1.0, classes=0):
     return oracle.Split(*parts, [str(c) for c in range(clients)], classes), own
 
 
-def test_fits_come_near_the_noise_where_clients_differ(random):
+def test_fits_come_near_the_noise_where_clients_differ(random: np.random.Generator) -> None:
     split, _ = made(random)
     error = {}
     for name, fit in oracle.FITS.items():
@@ -138,21 +139,21 @@ def test_fits_come_near_the_noise_where_clients_differ(random):
     assert error["mixed-slopes"] < error["mixed-intercept"] < error["pooled"]
 
 
-def test_the_mixed_model_finds_the_variances(random):
+def test_the_mixed_model_finds_the_variances(random: np.random.Generator) -> None:
     split, own = made(random, clients=60)
     _, chosen = oracle.mixed_slopes(split)
     np.testing.assert_allclose(chosen["variances"], own.var(0), rtol=0.3)
     np.testing.assert_allclose(chosen["residual"], 0.25, rtol=0.15)
 
 
-def test_clients_that_are_alike_are_shrunken_to_the_pooled_fit(random):
+def test_clients_that_are_alike_are_shrunken_to_the_pooled_fit(random: np.random.Generator) -> None:
     split, _ = made(random, spread=0.0)
     (pooled, _), (shrunken, chosen) = oracle.pooled(split), oracle.shrunken(split)
     assert chosen["penalty"] >= 10
     np.testing.assert_allclose(shrunken(split.test), pooled(split.test), atol=0.4)
 
 
-def test_classes_are_scored_by_accuracy_and_log_loss():
+def test_classes_are_scored_by_accuracy_and_log_loss() -> None:
     part = oracle.Part(np.ones((3, 1)), np.array([0, 1, 1]), np.array([0, 0, 2]))
     split = oracle.Split(part, part, part, ["a", "b", "c"], 2)
     found = split.scores(part, np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]]))
@@ -160,7 +161,7 @@ def test_classes_are_scored_by_accuracy_and_log_loss():
     np.testing.assert_allclose(found["loss"], [-(np.log(0.8) + np.log(0.4)) / 2, np.nan, -np.log(0.9)])
 
 
-def test_two_classes_have_a_mixed_model_too(random):
+def test_two_classes_have_a_mixed_model_too(random: np.random.Generator) -> None:
     split, _ = made(random, clients=40, classes=2)
     loss = {
         name: np.nanmean(split.scores(split.test, oracle.FITS[name](split)[0](split.test))["loss"])
@@ -170,13 +171,13 @@ def test_two_classes_have_a_mixed_model_too(random):
     assert loss["shrunken"] < loss["mixed-intercept"]  # slopes differ too
 
 
-def test_a_fit_without_an_end_is_stopped():
+def test_a_fit_without_an_end_is_stopped() -> None:
     with pytest.raises(TimeoutError, match="after 1 s"), oracle.limited(1):
         for _ in itertools.count():
             pass
 
 
-def test_random_effects_are_those_of_statsmodels(random):
+def test_random_effects_are_those_of_statsmodels(random: np.random.Generator) -> None:
     split, _ = made(random)
     part = split.train
     found = statsmodels.MixedLM(part.y, part.x, part.client, part.x).fit()
@@ -186,7 +187,7 @@ def test_random_effects_are_those_of_statsmodels(random):
     np.testing.assert_allclose(effects, found.random_effects[7], rtol=1e-6)
 
 
-def test_columns_that_repeat_others_are_left_to_statsmodels_once(random):
+def test_columns_that_repeat_others_are_left_to_statsmodels_once(random: np.random.Generator) -> None:
     a = random.normal(size=50)
     x = np.column_stack([np.ones(50), a, 1 - 2 * a, a**2])
     assert len(oracle._independent(x)) == 3
@@ -196,7 +197,7 @@ def test_columns_that_repeat_others_are_left_to_statsmodels_once(random):
 # Verdicts
 
 
-def scores(pooled, own, metric="mse"):
+def scores(pooled: Any, own: Any, metric: str = "mse") -> Any:
     """Clients' scores under two fits in one seed; on validation rows, which must not matter, all are zero."""
     parts = [("pooled", "test", pooled), ("local", "test", own), ("local", "validation", np.zeros(len(own)))]
     return pd.concat([
@@ -205,11 +206,11 @@ def scores(pooled, own, metric="mse"):
     ])  # fmt: skip
 
 
-def answer(claims, value=1.0, interval=(-60.0, -40.0), metric="mse"):
+def answer(claims: Any, value: float = 1.0, interval: Any = (-60.0, -40.0), metric: str = "mse") -> Any:
     return judge.Answer(metric, 2.0, claims, "Local", value, "Local", interval, "", (0,))
 
 
-def test_the_oracles_gain_is_that_of_the_means():
+def test_the_oracles_gain_is_that_of_the_means() -> None:
     found = judge.measured({}, scores([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]))
     assert (found.personal, found.change, found.relative) == ("local", -2.0, -50.0)
     assert found.relative_interval == pytest.approx((-50.0, -50.0))  # every client gains half
@@ -217,7 +218,7 @@ def test_the_oracles_gain_is_that_of_the_means():
     assert found.best_error == 2.0
 
 
-def test_a_claim_is_right_where_the_oracle_gains_beyond_chance():
+def test_a_claim_is_right_where_the_oracle_gains_beyond_chance() -> None:
     gains = judge.measured({}, scores([2.0] * 9, [1.0] * 9))
     assert judge.judge(answer(True), gains) == judge.Judgement(True, True, True, 1.0)
     assert not judge.judge(answer(False, value=2.0), gains).sign  # a gain denied
@@ -228,7 +229,7 @@ def test_a_claim_is_right_where_the_oracle_gains_beyond_chance():
     assert judge.judge(answer(False), tiny).sign
 
 
-def test_the_oracles_interval_is_widened_for_the_choice_among_its_fits(random):
+def test_the_oracles_interval_is_widened_for_the_choice_among_its_fits(random: np.random.Generator) -> None:
     own = 2.0 + random.normal(size=40) - 0.33  # the mean's deviation is 1/6: a gain of about two of them
     one = scores([2.0] * 40, own)
     more = pd.concat([one, *(scores([], [9.0] * 40).assign(fit=fit) for fit in ("shrunken", "mixed-slopes"))])
@@ -239,7 +240,7 @@ def test_the_oracles_interval_is_widened_for_the_choice_among_its_fits(random):
         np.testing.assert_allclose(np.array(found.interval) - found.change, [-width, width], rtol=0.1)
 
 
-def test_close_and_size_have_their_bounds():
+def test_close_and_size_have_their_bounds() -> None:
     gains = judge.measured({}, scores([2.0] * 9, [1.0] * 9))
     assert judge.judge(answer(True, value=1.1), gains).close
     assert not judge.judge(answer(True, value=1.11), gains).close
@@ -247,7 +248,7 @@ def test_close_and_size_have_their_bounds():
     assert not judge.judge(answer(True, value=float("nan"), interval=(float("nan"),) * 2), gains).close
 
 
-def test_accuracy_gains_upwards_and_errs_by_what_it_misses():
+def test_accuracy_gains_upwards_and_errs_by_what_it_misses() -> None:
     gains = judge.measured({}, scores([0.5] * 9, [0.9] * 9, "accuracy"))
     assert gains.gain[0] == pytest.approx(0.4)
     assert gains.best_error == pytest.approx(0.1)
@@ -255,7 +256,7 @@ def test_accuracy_gains_upwards_and_errs_by_what_it_misses():
     assert (found.sign, found.close, found.size) == (True, False, True)  # 12 % missed instead of 10 %
 
 
-def summary(verdict, said="Personalization helps: Local.", value=1.0):
+def summary(verdict: Any, said: str = "Personalization helps: Local.", value: float = 1.0) -> Any:
     interval = {"low": -60.0, "high": None}
     against = {"verdict": verdict, "interval": interval, "relative_interval": interval}
     own = {"label": "local", "title": "Local", "personal": True, "mean": {"value": value}, "against": against}
@@ -264,7 +265,7 @@ def summary(verdict, said="Personalization helps: Local.", value=1.0):
             "answer": ["So.", said], "seeds": [0, 1]}  # fmt: skip
 
 
-def test_bespokes_claim_is_what_it_says():
+def test_bespokes_claim_is_what_it_says() -> None:
     better = judge.understood(summary("better"))
     assert (better.claims, better.recommended, better.value, better.interval[0]) == (True, "Local", 1.0, -60.0)
     for sentence in ("No gain over a shared model that has converged: Local.", "Not clear: Local."):
@@ -273,7 +274,7 @@ def test_bespokes_claim_is_what_it_says():
     assert np.isnan(judge.understood(summary("better", value=None)).value)
 
 
-def test_the_oracle_speaks_of_the_seeds_that_bespoke_was_run_with(tmp_path):
+def test_the_oracle_speaks_of_the_seeds_that_bespoke_was_run_with(tmp_path: Path) -> None:
     (table,) = tables.declared(["Milk"])
     both = pd.concat([scores([2.0] * 4, [1.0] * 4), scores([2.0] * 4, [3.0] * 4).assign(seed=1)])
     (tmp_path / "oracle").mkdir()
@@ -288,7 +289,7 @@ def test_the_oracle_speaks_of_the_seeds_that_bespoke_was_run_with(tmp_path):
 # Runs
 
 
-def test_it_runs_from_table_to_page_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_it_runs_from_table_to_page_and_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     chosen = tables.declared(["RatPupWeight"])
     quick = "--rounds 2 --seeds 1 --methods fedavg,local"
@@ -317,7 +318,7 @@ def test_it_runs_from_table_to_page_and_goes_on_where_it_was(tmp_path, monkeypat
     assert set(theirs["client"].astype(str)) == set(ours["client"])
 
 
-def test_a_failure_is_kept_and_a_stop_is_passed_on(tmp_path, monkeypatch):
+def test_a_failure_is_kept_and_a_stop_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (table,) = tables.declared(["RatPupWeight"])
     program = tmp_path / "python"
     monkeypatch.setattr(run.sys, "executable", str(program))
@@ -333,7 +334,7 @@ def test_a_failure_is_kept_and_a_stop_is_passed_on(tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "b.error").exists()
 
 
-def test_the_oracles_constant_is_the_training_mean(tmp_path):
+def test_the_oracles_constant_is_the_training_mean(tmp_path: Path) -> None:
     """A number by hand: the mean over clients of squared distances to the training mean, on bespoke's own split."""
     (table,) = tables.declared(["RatPupWeight"])
     split = next(oracle.splits(table.write(tmp_path), table))

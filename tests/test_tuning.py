@@ -373,15 +373,15 @@ def test_what_goes_wrong_in_a_process_is_told_here(here: Path) -> None:
 
 
 def test_a_process_that_dies(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bespoke.study import lanes
+    from bespoke.study import run_process
 
-    start = lanes.Lane.start
+    start = run_process.RunProcess.start
 
     def then_kill(self: Any, *arguments: Any) -> None:
         start(self, *arguments)
         self.child.process.kill()
 
-    monkeypatch.setattr(lanes.Lane, "start", then_kill)
+    monkeypatch.setattr(run_process.RunProcess, "start", then_kill)
     with pytest.raises(WorkerFailed, match=r"was killed \(signal 9, SIGKILL\), as .* runs out; try fewer --jobs"):
         library.tune("exp.toml", "out", jobs=2)
 

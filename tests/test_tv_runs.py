@@ -17,7 +17,7 @@ from bespoke.errors import UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.checks import checked
 from bespoke.experiment.loading import load_population
-from bespoke.statistics.analyses import read_analyses, told
+from bespoke.statistics.analyses import in_words, read_analyses
 from command import bespoke
 
 pytest.importorskip("transformers")
@@ -149,4 +149,4 @@ def test_own_models_are_held_against_others(scripts: Path) -> None:
     difference = (table["other"] - table["own"]).mean()
     assert record["columns"]["other"]["difference"] == pytest.approx(difference, rel=1e-5)
     assert record["columns"]["other"]["low"] < difference < record["columns"]["other"]["high"]
-    assert "Under no prefix: " in " ".join(told(read_analyses([path])[0]))
+    assert "Under no prefix: " in " ".join(in_words(read_analyses([path])[0]))

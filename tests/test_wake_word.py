@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -36,7 +37,7 @@ def script(name: str) -> ModuleType:
 @pytest.mark.parametrize(
     ("name", "rounds", "cohort"), [("devices", 10, {}), ("quarter", 40, {"size": 5}), ("tenth", 100, {"size": 2})]
 )
-def test_comparisons_are_valid_and_share_their_warm_start(name, rounds, cohort, tmp_path):
+def test_comparisons_are_valid_and_share_their_warm_start(name: str, rounds: int, cohort: Any, tmp_path: Path) -> None:
     wake_word = script("self_fl/wake_word")
     asked = wake_word.comparison(name, tmp_path, 3, 0.1)
     asked._check()
@@ -60,7 +61,7 @@ def counts() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_relative_false_accepts_over_seeds():
+def test_relative_false_accepts_over_seeds() -> None:
     results = script("results_wake_word")
     row = results.TABLE_2A[0]
     assert results.measured(counts(), row, "global", "A") == results.Value(0.75, 0.0)
@@ -71,7 +72,7 @@ def test_relative_false_accepts_over_seeds():
     assert results.measured(counts(), row, "personal", "A").text() == "n/a"
 
 
-def test_the_order_of_methods_is_told():
+def test_the_order_of_methods_is_told() -> None:
     results = script("results_wake_word")
     rows = (results.TABLE_2A[0], results.TABLE_2A[2])
     told = results.order(counts(), rows, "global")
@@ -87,7 +88,7 @@ def test_the_order_of_methods_is_told():
     assert "FedAvg-e 1.00 < Self-FL 1.50; Self-FL is worse than" in told
 
 
-def test_the_section(tmp_path):
+def test_the_section(tmp_path: Path) -> None:
     results = script("results_wake_word")
     with pytest.raises(UserError, match=r"lacks what it is made of: run benchmarks/self_fl/wake_word.py"):
         results.section(tmp_path)

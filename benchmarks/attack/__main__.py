@@ -9,7 +9,7 @@ from pathlib import Path
 
 import benchmarks.attack
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.exit_codes import program
 from bespoke.errors import UserError
 
@@ -33,7 +33,7 @@ def main() -> int:
         part, seed, number = _id(asked.only)
         campaign = Campaign(part, attempts[part], folder, seed)
         record = campaign.one(number, keep=True)
-        say((folder / "failures" / asked.only / "said.txt").read_text(encoding="utf-8"))
+        print_error((folder / "failures" / asked.only / "said.txt").read_text(encoding="utf-8"))
         return int(bool(record["problem"]))
     parts = [asked.part] if asked.part else list(COUNTS)
     counts = asked.count or [COUNTS[part] for part in parts]

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,11 @@ class Campaign:
                 log.flush()
                 failed += bool(record["problem"])
                 if record["problem"]:
-                    say(f"{record['id']}: {record['kind']}: {record['problem']}")
+                    print_error(f"{record['id']}: {record['kind']}: {record['problem']}")
                 if place % 50 == 0 or place == len(todo):
-                    say(f"{self.part}: {place} of {len(todo)} tries, {failed} failed, {time.monotonic() - began:.0f} s")
+                    print_error(
+                        f"{self.part}: {place} of {len(todo)} tries, {failed} failed, {time.monotonic() - began:.0f} s"
+                    )
 
     def _made(self, todo: list[int], lanes: int, minutes: float) -> Iterator[dict[str, object]]:
         """The records of these tries, as they come; none is begun after so many minutes."""

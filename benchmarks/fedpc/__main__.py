@@ -9,7 +9,7 @@ from pathlib import Path
 import benchmarks.fedpc
 from benchmarks.fedpc import costs, page, parts
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.exit_codes import program
 
 PARTS = (*parts.PARTS, "costs", "page")
@@ -41,7 +41,7 @@ def main() -> None:
             page.write(asked.folder, asked.output)
         else:
             parts.run(part, asked)
-        say(f"{part}: {(time.monotonic() - begun) / 60:.1f} minutes")
+        print_error(f"{part}: {(time.monotonic() - begun) / 60:.1f} minutes")
 
 
 if __name__ == "__main__":

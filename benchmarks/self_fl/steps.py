@@ -40,7 +40,7 @@ def computed(method: SelfFL, observed: dict[str, float], private: Any, examples:
     """Eq. 8 for some clients: l as it is, neither whole nor bounded."""
     down = {name: torch.tensor(observed[name]) for name in ("between", "total", "counted")}
     batches: Any = Examples(examples)
-    left, rate = method.way(down, private, batches)
+    left, rate = method.remaining_distance(down, private, batches)
     return (left / -torch.log1p(-rate)).numpy()
 
 

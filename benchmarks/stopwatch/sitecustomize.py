@@ -32,7 +32,7 @@ DOES = {
 SERVES = "multiprocessing/resource_tracker.py"  # a process of multiprocessing's own, which only waits
 OTHERWISE = {  # where no frame says it
     ("bespoke/study/comparison.py", "run"): "other work",
-    ("bespoke/study/lanes.py", "_serve"): "other work",
+    ("bespoke/study/run_process.py", "_serve"): "other work",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import benchmarks.trust
 from benchmarks.trust import page, run, tables
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.exit_codes import program
 
 PARTS = ("tables", "oracle", "run", "shuffle", "page")
@@ -49,7 +49,7 @@ def _consult(chosen: list[tables.Table], folder: Path) -> None:
         done = folder / "oracle" / f"{table.slug}.json"
         if not done.exists():
             oracle.consult(table, folder)
-        say(f"[{place}/{len(chosen)}] {table.name}: {done}")
+        print_error(f"[{place}/{len(chosen)}] {table.name}: {done}")
 
 
 if __name__ == "__main__":

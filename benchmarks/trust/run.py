@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.trust.tables import Table
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.storage import write_text
 
 SHUFFLES = 100  # in all, spread evenly over the tables
@@ -68,4 +68,4 @@ def _all(jobs: Iterable[tuple[Table, int | None, Path]], folder: Path, settings:
     for place, (table, turn, out) in enumerate(jobs, 1):
         what = table.name if turn is None else f"{table.name}, shuffle {turn}"
         path = table.write(folder / "tables", turn)
-        say(f"[{place}/{len(jobs)}] {what}: {compare(table, path, out, settings)}")
+        print_error(f"[{place}/{len(jobs)}] {what}: {compare(table, path, out, settings)}")

@@ -1,4 +1,4 @@
-"""The commands as functions, for notebooks and scripts."""
+"""The commands as Python functions, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def compare(
 
 
 def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
-    """The experiment with its model by name; `given`, or an object under model.name, is one of the user's own."""
+    """The experiment with its model as a name; `given`, or an object under model.name, is the user's own model."""
     named = base.get("model")
     if given is not None and isinstance(named, dict) and "name" in named:
         raise UserError(f"compare(model=..., settings={{'model': {{'name': {named['name']!r}}}}}): give one of the two")
@@ -126,22 +126,22 @@ def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
 
 
 def _named(experiment: dict[str, Any]) -> dict[str, Any]:
-    """The same with names in the place of objects, which may be imported: the user's own program says them."""
+    """The same tables with names instead of objects. The user's own program gave them, so the names are trusted."""
     found: dict[str, Any] = trust_named(by_name(_with_model(experiment)))
     return found
 
 
 @checked_call
 def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: Sequence[Callback] = ()) -> RunRecord:
-    """Run an experiment (a TOML file, or the same as a dict) into a folder, or go on with it; returns its result."""
+    """Runs an experiment (a TOML file or the same as a dict) in a folder, or resumes it. Returns its result."""
     raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     raw.pop("tune", None)
-    raw, told = separated(raw, callbacks)
+    raw, separated_callbacks = separated(raw, callbacks)
     config = checked(raw, "experiment" if isinstance(experiment, dict) else str(experiment))
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked(), watched() as progress:
         population = without_forgotten(load_population(config), folder.path)
-        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=told).run()
+        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=separated_callbacks).run()
 
 
 @checked_call
@@ -166,7 +166,7 @@ def tune(
 
 @checked_call
 def forget(folder: str | Path, client: str) -> dict[str, Any]:
-    """Take a client out of a run, comparison or tuning folder; returns a receipt of what was changed and searched."""
+    """Removes a client from a run, comparison or tuning folder. Returns a receipt of what was changed and searched."""
     return forget_client(Path(folder), client)
 
 

@@ -54,7 +54,7 @@ def changes(uplink: dict[str, Sent]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method cannot do without. Of a number: at most so many; 0 is any number."""
+    """What a method requires. A number is an upper limit; 0 means no limit."""
 
     linear: bool = False  # a model of one affine layer
     head: bool = False  # an affine last layer under a known loss, to be solved
@@ -97,7 +97,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nothing that another method could start from."""
+    """Nothing with which another method could start."""
 
     def __str__(self) -> str:
         return "no model of its kind"

@@ -1,4 +1,4 @@
-"""Where clients are computed: which devices there are, and how trees get onto one and back to the CPU.
+"""Devices on which clients are computed: which ones exist, and how trees move to them and back to the CPU.
 
 A device is named as PyTorch names it: "cpu", "cuda:0", "mps". "cuda" is all of its GPUs.
 """
@@ -28,7 +28,7 @@ def gpus() -> int:
 
 
 def chosen(name: str, advice: str = "") -> str:
-    """The device of this name; "auto" is the first of cuda, mps and cpu that is there."""
+    """The device with this name; "auto" is the first available of cuda, mps and cpu."""
     here = available()
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if device in here)
@@ -41,17 +41,17 @@ def chosen(name: str, advice: str = "") -> str:
 
 
 def of_worker(device: str, place: int) -> str:
-    """The device of a worker: with all GPUs told, they are shared out."""
+    """The device of a worker; several GPUs are distributed over the workers."""
     return f"cuda:{place % max(gpus(), 1)}" if device == "cuda" else device
 
 
 def has_double(device: torch.device) -> bool:
-    """Whether it computes in float64; Apple's GPUs do not."""
+    """Whether the device computes in float64; Apple's GPUs do not."""
     return device.type != "mps"
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether it multiplies numbers in bfloat16 by itself."""
+    """Whether the device has instructions for bfloat16 products."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
@@ -61,7 +61,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def onto(tree: T, device: torch.device) -> T:
-    """The tree on this device; what is there already is not copied."""
+    """The tree on this device; leaves that are there already are not copied."""
     return tree_map(lambda leaf: leaf.to(device), tree)
 
 
@@ -71,5 +71,5 @@ def home(tree: T) -> T:
 
 
 def working_on(device: torch.device) -> AbstractContextManager[object]:
-    """Within it new tensors lie on this device, so that a method's code names none."""
+    """A context in which new tensors are created on this device, so that a method's code names none."""
     return nullcontext() if device.type == "cpu" else device

@@ -1,4 +1,4 @@
-"""Digests: how damage to a file is noticed after it was written.
+"""Digests by which later damage to a file is noticed.
 
 Files that are written whole carry a digest of their own (checkpoints, segments of private state, JSON). Files that
 others depend on are digested there: a checkpoint holds the digests of the logs up to its round, result.json those of
@@ -23,7 +23,7 @@ AGAIN = "remove it and resume"
 
 
 class Damaged(UserError):
-    """A file does not hold what was written to it."""
+    """A file's content differs from what was written."""
 
 
 def new() -> Any:
@@ -46,12 +46,12 @@ def file_digest(path: Path) -> str:
 
 
 def sealed(record: Mapping[str, object]) -> dict[str, Any]:
-    """The record with a digest of all of it."""
+    """The record with a digest of its content."""
     return {**record, SEAL: _of_record(record)}
 
 
 def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> dict[str, Any]:
-    """The record without its digest, if that is right; a record that has none is of an earlier version."""
+    """The record without its digest, if the digest is right. Records of earlier versions have none."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     if (SEAL in record or "written" in record) and record.get(SEAL) != _of_record(rest):
         raise Damaged(f"{where} is damaged: its contents do not match its digest; {advice}")
@@ -92,7 +92,7 @@ def digests(folder: Path, files: Iterable[Path]) -> dict[str, str]:
 
 
 def results(folder: Path) -> list[Path]:
-    """The files directly in a run folder on which its result stands, or that are part of it."""
+    """The files directly in a run folder that its result consists of or depends on."""
     found = (path for path in folder.iterdir() if path.is_file())
     return [path for path in found if path.name not in NO_RESULT and not path.name.startswith(".")]
 
@@ -119,7 +119,7 @@ def check_finished(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def broken_line(text: bytes) -> str:
-    """Where the lines of a log are damaged, as far as that can be seen: the first that is not a JSON object."""
+    """The damaged lines of a log, as far as they can be found: the first that is not a JSON object."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         try:

@@ -1,4 +1,4 @@
-"""`register`: short names for methods, sources, metrics, ... of your own."""
+"""`register`: gives short names to your own methods, sources, metrics and models."""
 
 from __future__ import annotations
 

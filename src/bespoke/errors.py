@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake: shown without a traceback, exit code 2."""
+"""The exception for a user's mistake: shown without a traceback, exit code 2."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """What was wrong, the value found, where, and what to do next."""
+    """A user's mistake: what is wrong, the value found, where, and what to do next."""
 
 
 def unknown(kind: str, value: object, allowed: Iterable[object], where: str = "") -> UserError:

@@ -1,4 +1,4 @@
-"""A thread that waits for work which does not hold Python's lock: compiled loops, reads from disk."""
+"""A thread for work that does not hold Python's lock: compiled loops and reads from disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code outside of bespoke, by name: "package.module:name".
+"""Code outside of bespoke, named "package.module:name", and the check of who may name it.
 
 To import a module is to run it, so a name is followed only where the user gave it: on the command line, in the
 experiment file of the command, from Python. A name that stands in a run folder or an export may be somebody else's. It
@@ -116,7 +116,7 @@ def only_here(named: str) -> str:
 
 
 def announce() -> None:
-    """Say on stderr which modules are imported, and what named them."""
+    """Prints to stderr which modules are imported, and what named them."""
     handler = logging.StreamHandler()  # to stderr as it is now, guarded
     handler.setFormatter(logging.Formatter("bespoke: %(message)s"))
     _log.handlers = [handler]

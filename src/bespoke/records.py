@@ -1,4 +1,4 @@
-"""What result.json, compare.json and tune.json hold. Numbers that are not finite are null there.
+"""The types of result.json, compare.json and tune.json. Numbers that are not finite are null there.
 
 A key that is not required is left out where there is nothing to say, or was not known to an earlier version.
 """
@@ -13,7 +13,7 @@ Knobs = dict[str, Any]  # of a method, by name: their types are the method's own
 
 
 class PrivacyView(TypedDict):
-    """What somebody who sees certain things learns of one client."""
+    """What an observer with a certain view learns about one client."""
 
     epsilon: Number
     by: str  # the accountant of this epsilon
@@ -27,7 +27,7 @@ class PrivacyView(TypedDict):
 
 
 class PrivacyRecord(TypedDict):
-    """What a run promises a client: to whoever sees its models (`released`), or its messages."""
+    """A run's guarantee to a client against observers of its models (`released`) or of its messages."""
 
     secret: bool
     accountant: str
@@ -62,7 +62,7 @@ class PrivacyCost(TypedDict, total=False):
 
 
 class RunRecord(TypedDict, total=False):
-    """result.json of a run; one that was made to choose among settings has but its score on validation rows."""
+    """result.json of a run. A tuning run has only its score on validation rows."""
 
     label: Required[str]
     seed: Required[int]
@@ -130,7 +130,7 @@ class TrialOfMethod(TypedDict):
 
 
 class ReferenceRecord(TypedDict):
-    """What methods are held against and not ranked with."""
+    """A reference that methods are compared with but not ranked with."""
 
     label: str
     title: str

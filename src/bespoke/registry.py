@@ -1,4 +1,4 @@
-"""Registries: what bespoke knows by name, with three ways in for what it does not have.
+"""Registries: what bespoke knows by name, and three ways to add to it.
 
 A method, data source, metric, ... of your own is named as "package.module:name"; or handed over as an object from
 Python, which is then known by that same name; or offered under a short name, by `@bespoke.register` or by an installed

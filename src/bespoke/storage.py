@@ -1,4 +1,4 @@
-"""Arrays on disk: safetensors, written atomically, opened as memory maps."""
+"""Arrays on disk: safetensors files, written atomically and opened as memory maps."""
 
 from __future__ import annotations
 
@@ -89,27 +89,27 @@ class RowReader:
         header = json.loads(self.file.read(length))
         self.places = {n: 8 + length + entry["data_offsets"][0] for n, entry in header.items() if n != "__metadata__"}
         self.helper: Helper | None = None
-        self.coming: tuple[Ints, dict[str, Tensor]] | None = None
+        self.pending: tuple[Ints, dict[str, Tensor]] | None = None
 
     def read(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> dict[str, Tensor]:
         """Rows begin ... begin + size of each pair, one after the other; `columns` tell their shapes and types."""
-        coming, self.coming = self.coming, None
-        if coming is not None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
             assert self.helper is not None
             self._check(self.helper.finish())
-            if np.array_equal(coming[0], begins) and coming[1].keys() == columns.keys():
-                return coming[1]
+            if np.array_equal(pending[0], begins) and pending[1].keys() == columns.keys():
+                return pending[1]
         rows, requests = self._requests(columns, begins, sizes)
         self._check(_read_loop()(self.file.fileno(), *requests))
         return rows
 
     def ahead(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> None:
         """Begin to read what will be asked for next."""
-        if self.coming is not None or not _compiles():
+        if self.pending is not None or not _compiles():
             return
         self.helper = self.helper or Helper()
         rows, requests = self._requests(columns, begins, sizes)
-        self.coming = begins, rows
+        self.pending = begins, rows
         self.helper.start(_read_loop(), self.file.fileno(), *requests)
 
     def _requests(
@@ -149,10 +149,10 @@ def _read_loop() -> Callable[..., int]:
         for i in range(len(addresses)):
             done = 0
             while done < lengths[i]:
-                got = pread(file, addresses[i] + done, lengths[i] - done, places[i] + done)
-                if got <= 0:
+                count = pread(file, addresses[i] + done, lengths[i] - done, places[i] + done)
+                if count <= 0:
                     return i
-                done += got
+                done += count
         return -1
 
     compiled: Callable[..., int] = read
@@ -165,10 +165,10 @@ def _read_one_by_one(file: int, addresses: Ints, places: Ints, lengths: Ints) ->
             rows.seek(place)
             into = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
             while len(into):
-                got = rows.readinto(into)
-                if not got:
+                count = rows.readinto(into)
+                if not count:
                     return i
-                into = into[got:]
+                into = into[count:]
     return -1
 
 

@@ -41,6 +41,8 @@ class Task(Protocol):
     def gradient(self, params: Params, batch: Params) -> Params: ...
     def stepped(self, params: Params, batch: Params, still: bool = False) -> tuple[Params, Params]: ...
     # ^ the gradient, and buffers (tensors.BUFFERS) as this forward pass leaves them; `still`: they are not to change
+    @property
+    def smooth(self) -> bool: ...  # the loss has a second derivative; a hinge has none
     def slopes(self, losses: Callable[..., tuple[Tensor, ...]], *params: Params) -> tuple[Params, ...]: ...  # of each
     def descend(
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any

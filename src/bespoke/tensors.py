@@ -52,12 +52,12 @@ def leaves(tree: Any) -> list[Tensor]:
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a leaf of this name is a buffer: assigned by a forward pass in training, not descended."""
+    """Whether a leaf of this name is a buffer: set by forward passes in training, not by gradients."""
     return name.rpartition("/")[2].startswith(BUFFERS)
 
 
 def without_buffers(a: T) -> T:
-    """The tree with its parameters alone."""
+    """The tree with its parameters only."""
     if not isinstance(a, dict):
         return a
     kept: Any = {name: without_buffers(value) for name, value in a.items() if not is_buffer(name)}

@@ -1,4 +1,4 @@
-"""The one way to the terminal: control characters in names, files and error messages do not reach it.
+"""Guards the terminal: control characters in names, files and error messages never reach it.
 
 `guard` stands between the program and its standard streams. Rich, whose own escapes are wanted, writes past the guard;
 `Terminal` is its console, in which texts are guarded before Rich adds colours and cursor movements.
@@ -19,7 +19,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def printable(text: str) -> str:
-    """The text with U+FFFD in place of every character that could steer a terminal."""
+    """The text with U+FFFD for every character that could control a terminal."""
     return _CONTROLS.sub("\ufffd", text)
 
 

@@ -123,7 +123,7 @@ def test_smaller_tests_see_the_same_models_on_fewer_rows(opposite: Make) -> None
             _, shared, own = run.personal(1)
             for model, column in ((own, "value"), (shared, "shared")):
                 foretold = columns["x"][rows] @ model["weight"][0].numpy() + model["bias"].item()
-                error = ((foretold - columns["y"][rows]) ** 2).mean() * run.method.task.unit**2
+                error = ((foretold - columns["y"][rows]) ** 2).mean() * run.method.task.unit**2  # type: ignore[attr-defined]
                 assert table.loc[(fraction, "c1"), column] == pytest.approx(error, rel=1e-4)
     with pytest.raises(UserError, match="does not begin with a shared model"):
         only(opposite("plain", last={}), tests=(1.0,))

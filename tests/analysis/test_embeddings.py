@@ -14,7 +14,7 @@ from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.analysis.embeddings import matched
 from bespoke.errors import UserError
 from bespoke.report.embeddings import confusion_figure, embedding_parts
-from bespoke.statistics.analyses import read_analyses, told
+from bespoke.statistics.analyses import in_words, read_analyses
 
 
 def test_clusters_are_renamed_by_hand() -> None:
@@ -64,7 +64,7 @@ def test_a_run_looked_at_again(finished: Path) -> None:
     assert json.loads((finished / "analysis" / "embeddings.json").read_text())["seed"] == 0
     assert not (finished / "analysis" / "candidates.safetensors").exists()  # no personal model was made
     analyses = read_analyses([finished])
-    assert "guessed right" in told(analyses[0])[0]
+    assert "guessed right" in in_words(analyses[0])[0]
     figures, entries = embedding_parts(analyses, {"fedembed": "FedEmbed"})
     assert [entry["title"] for entry in entries] == ["FedEmbed"]
     assert len(figures["embeddings-0-plane"]["data"]) == 2

@@ -12,7 +12,7 @@ import bespoke as library
 from bespoke.analysis.preference_map import Plane, Preferences, nearest
 from bespoke.deploy.forget import forget_client
 from bespoke.report.embeddings import embedding_parts, users_figure
-from bespoke.statistics.analyses import read_analyses, told
+from bespoke.statistics.analyses import in_words, read_analyses
 from bespoke.storage import open_arrays
 from command import bespoke
 from small_language import WIDTH
@@ -66,7 +66,7 @@ def test_a_run_is_mapped_and_forgets(finished: Path) -> None:
     scores = np.linalg.svd(points - points.mean(0), full_matrices=False)
     np.testing.assert_allclose(users["x"].abs(), np.abs(scores[0][:, 0] * scores[1][0]), rtol=1e-6)
     (analysis,) = read_analyses([finished])
-    assert not any(client in sentence for sentence in told(analysis) for client in users["client"])
+    assert not any(client in sentence for sentence in in_words(analysis) for client in users["client"])
     figures, _ = embedding_parts([analysis], {"fedpc": "FedPC"})
     assert "anna" in str(figures["embeddings-0-users"])
     hidden, _ = embedding_parts([analysis], {"fedpc": "FedPC"}, named=False)

@@ -360,7 +360,7 @@ def test_workers_agree_on_sequences(method: str, sequence_workers: Engine) -> No
     assert_same(found, reference("lstm", method))
 
 
-def test_worker_makes_the_same_personal_model(looping_workers: Engine, tmp_path) -> None:
+def test_worker_makes_the_same_personal_model(looping_workers: Engine, tmp_path: Path) -> None:
     place = known_world("linear")
     made = method_of(SmallDitto, place)
     models = []
@@ -372,7 +372,7 @@ def test_worker_makes_the_same_personal_model(looping_workers: Engine, tmp_path)
     assert_close(models[1], models[0], rtol=1e-5, atol=1e-6)
 
 
-def test_private_state_moves_between_numbers_of_workers(looping_workers: Engine, tmp_path) -> None:
+def test_private_state_moves_between_numbers_of_workers(looping_workers: Engine, tmp_path: Path) -> None:
     """Segments written by one process are read by two, each taking its own clients."""
     place, made = known_world("linear"), method_of(SmallDitto, known_world("linear"))
     with Engine(place.population, LOOP) as alone:

@@ -162,10 +162,10 @@ def test_a_frozen_language_model_is_where_clients_are_computed(kind: str) -> Non
         pytest.importorskip("peft")
     place = prefix_world()
     network, settings = place.task.network, {"contexts": place.task.contexts, "given": 1}
-    task: Any = {
+    task: Any = {  # type: ignore[no-untyped-call]
         "prefix": lambda: place.task,
         "head": lambda: HeadLM(network, **settings),
-        "lora": lambda: AdapterLM(LoraLM(network.pretrained, rank=2), given=1),
+        "lora": lambda: AdapterLM(LoraLM(network.pretrained, rank=2), given=1),  # type: ignore[attr-defined]
     }[kind]()
     place = replace(place, task=task)
     name, choice = FROZEN[kind]
@@ -174,7 +174,7 @@ def test_a_frozen_language_model_is_where_clients_are_computed(kind: str) -> Non
         expected = play(engine, place, method, rounds=ROUNDS)
     with far_device(double=False), Engine(place.population, choice) as engine:
         assert_same(play(engine, place, method, rounds=ROUNDS), expected, atol=1e-5)
-    assert pretrained.language_model(network.pretrained).lm_head.weight.device.type == "cpu"
+    assert pretrained.language_model(network.pretrained).lm_head.weight.device.type == "cpu"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("double", [True, False], ids=["double", "no double"])

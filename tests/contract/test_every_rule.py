@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_collusion_is_the_same_on_every_engine(workers: Engine) -> None:
     torch.testing.assert_close(sums["delta"]["weight"].double(), wanted, rtol=1e-4, atol=1e-5)
 
 
-def first_round(made: Method, place: World, attack: Collusion | None) -> tuple[dict, dict]:
+def first_round(made: Method, place: World, attack: Collusion | None) -> tuple[dict[Any, Any], dict[Any, Any]]:
     """The sums of the first round, and each client's honest message: the sums of a cohort of one."""
     with Engine(place.population, LOOP) as engine:
         engine.open(ClientWork(made, place.split.train), start(place))

@@ -43,7 +43,7 @@ def rows_of(kind: str, rows: int, inputs: int, seed: int) -> Params:
         x = random.integers(0, 256, (rows, inputs)).astype(np.uint8)
     y = random.standard_normal(rows).astype(np.float32)
     if kind != "squares":
-        y = random.integers(0, 2 if kind == "hinge" else 3, rows)
+        y = random.integers(0, 2 if kind == "hinge" else 3, rows)  # type: ignore[assignment]
     return {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
 
 
@@ -251,7 +251,7 @@ def test_stretches_of_epochs_are_the_epochs_in_order() -> None:
             whole = [batches[step]["x"].tolist() for step in range(18)]
             stretches = list(batches.epochs(3))
             assert [len(stretch) for stretch in stretches] == [9, 9]
-            assert [stretch[step]["x"].tolist() for stretch in stretches for step in range(9)] == whole
+            assert [stretch[step]["x"].tolist() for stretch in stretches for step in range(9)] == whole  # type: ignore[index]
 
 
 @given(

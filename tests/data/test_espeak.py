@@ -43,21 +43,21 @@ def test_an_utterance_is_a_function_of_voice_and_text(espeak: Espeak) -> None:
     own = {name: espeak.its_voice(name) for name in ("Gene", "f4")}
     voice = mixed(own, {"Gene": 0.5, "f4": 0.5})
     espeak.take(voice)
-    first = espeak.say(SENTENCE)
+    first = espeak.speak(SENTENCE)
     assert first.dtype == np.int16
     assert 2 < len(first) / RATE < 6
     espeak.take(own["f4"])
-    other = espeak.say(SENTENCE)
-    espeak.say("And something else, for what was said before to differ.")
+    other = espeak.speak(SENTENCE)
+    espeak.speak("And something else, for what was said before to differ.")
     espeak.take(voice)
-    assert np.array_equal(espeak.say(SENTENCE), first)
+    assert np.array_equal(espeak.speak(SENTENCE), first)
     assert len(other) != len(first) or not np.array_equal(other, first)
     code = (  # and in another process, in which nothing was said before
         "import hashlib; from bespoke.data.sources.speech.espeak import Espeak, mixed\n"
         "with Espeak() as espeak:\n"
         "    own = {name: espeak.its_voice(name) for name in ('Gene', 'f4')}\n"
         f"    espeak.take(mixed(own, {{'Gene': 0.5, 'f4': 0.5}}))\n"
-        f"    print(hashlib.sha256(espeak.say({SENTENCE!r}).tobytes()).hexdigest())"
+        f"    print(hashlib.sha256(espeak.speak({SENTENCE!r}).tobytes()).hexdigest())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == hashlib.sha256(first.tobytes()).hexdigest()
@@ -69,7 +69,7 @@ def test_a_voice_between_two_is_heard_between_them(espeak: Espeak) -> None:
     heard = []
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
         espeak.take(mixed(own, {"Gene": 1 - share, "belinda": share}))
-        heard.append(pitch(espeak.say(SENTENCE)))
+        heard.append(pitch(espeak.speak(SENTENCE)))
     assert heard == sorted(heard)
     assert min(np.diff(heard)) > 15  # Hz; the files say 40 from one to the next
 
@@ -119,7 +119,7 @@ def test_the_systems_library_does_as_well(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("ESPEAK_DATA_PATH", data)  # as a system's library knows its folder
     with Espeak() as espeak:
         espeak.take(espeak.its_voice("m2"))
-        assert len(espeak.say(SENTENCE)) > RATE
+        assert len(espeak.speak(SENTENCE)) > RATE
     monkeypatch.setenv("ESPEAK_DATA_PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"found no lang/gmw/en-US in the folder of its data.*espeak-ng-data"):
         Espeak()

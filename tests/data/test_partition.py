@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,9 @@ clients_of = st.integers(1, 10)
 
 @settings(max_examples=60, deadline=None)
 @given(labels_of, clients_of, st.floats(0.01, 100), st.integers(0, 2), st.integers(0, 9))
-def test_dirichlet_gives_every_row_to_one_client_and_every_client_its_minimum(labels, clients, alpha, minimum, seed):
+def test_dirichlet_gives_every_row_to_one_client_and_every_client_its_minimum(
+    labels: Any, clients: Any, alpha: Any, minimum: Any, seed: Any
+) -> None:
     owner = dirichlet(labels, clients, alpha, seed, minimum)
     sizes = np.bincount(owner, minlength=clients)
     assert owner.shape == labels.shape
@@ -23,7 +27,7 @@ def test_dirichlet_gives_every_row_to_one_client_and_every_client_its_minimum(la
     assert (owner == dirichlet(labels, clients, alpha, seed, minimum)).all()
 
 
-def test_dirichlet_tops_up_from_the_largest_client_alone():
+def test_dirichlet_tops_up_from_the_largest_client_alone() -> None:
     """With one class and a tiny alpha one client has all 40 rows: the others take their three from it, it keeps 31."""
     before = dirichlet(np.zeros(40), 4, 1e-4, seed=5, minimum=0)
     rich = int(np.bincount(before, minlength=4).argmax())
@@ -33,7 +37,7 @@ def test_dirichlet_tops_up_from_the_largest_client_alone():
     assert (after[after != rich] != before[after != rich]).all()  # who moved came from the rich one
 
 
-def test_dirichlet_takes_no_more_than_is_missing_and_never_from_the_short():
+def test_dirichlet_takes_no_more_than_is_missing_and_never_from_the_short() -> None:
     """Rows move only to clients below the minimum, only up to it, and only from those that were the largest."""
     labels = np.repeat(np.arange(3), 40)
     for seed in range(20):
@@ -46,7 +50,7 @@ def test_dirichlet_takes_no_more_than_is_missing_and_never_from_the_short():
         assert not gave.any() or new[gave].min() >= new[~gave & (old >= 6)].max(initial=0) - 1
 
 
-def test_dirichlet_alpha_goes_from_alike_to_apart():
+def test_dirichlet_alpha_goes_from_alike_to_apart() -> None:
     labels = np.repeat(np.arange(4), 1000)
 
     def largest_share(alpha: float) -> float:
@@ -58,21 +62,21 @@ def test_dirichlet_alpha_goes_from_alike_to_apart():
     assert largest_share(0.05) > 0.7
 
 
-def test_dirichlet_depends_on_the_seed():
+def test_dirichlet_depends_on_the_seed() -> None:
     labels = np.repeat(np.arange(4), 50)
     assert (dirichlet(labels, 5, 1.0, seed=0) != dirichlet(labels, 5, 1.0, seed=1)).any()
 
 
 @settings(max_examples=60, deadline=None)
 @given(labels_of, clients_of, st.integers(1, 2), st.integers(0, 9))
-def test_shards_are_equal_and_cover_all_rows(labels, clients, per_client, seed):
+def test_shards_are_equal_and_cover_all_rows(labels: Any, clients: Any, per_client: Any, seed: Any) -> None:
     owner = shards(labels, clients, per_client, seed)
     sizes = np.bincount(owner, minlength=clients)
     assert sizes.sum() == len(labels)
     assert sizes.max() - sizes.min() <= per_client  # a shard is larger than another by one row at most
 
 
-def test_shards_of_mcmahan():
+def test_shards_of_mcmahan() -> None:
     labels = np.tile(np.arange(10), 60)  # 600 rows, 20 shards of 30: each shard holds one class
     owner = shards(labels, clients=10, shards_per_client=2, seed=3)
     assert (np.bincount(owner) == 60).all()
@@ -81,7 +85,7 @@ def test_shards_of_mcmahan():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(0, 9), st.integers(1, 8))
-def test_power_law_gives_each_client_its_classes(clients, per_client, seed, minimum):
+def test_power_law_gives_each_client_its_classes(clients: Any, per_client: Any, seed: Any, minimum: Any) -> None:
     """FedProx's five rows of each, or more where more are asked for."""
     labels = np.tile(np.arange(5), 100)
     owner = assign(labels, "power_law", clients, 1.0, per_client, minimum, seed)
@@ -94,7 +98,7 @@ def test_power_law_gives_each_client_its_classes(clients, per_client, seed, mini
     assert unused.sum() <= clients * per_client  # less than one row per rounding
 
 
-def test_power_law_sizes_are_uneven():
+def test_power_law_sizes_are_uneven() -> None:
     labels = np.repeat(np.arange(10), 700)
     owner = power_law(labels, 100, 2, seed=0)
     sizes = np.bincount(owner[owner >= 0])
@@ -102,7 +106,7 @@ def test_power_law_sizes_are_uneven():
     assert sizes.max() > 10 * np.median(sizes)
 
 
-def test_by_column_and_names():
+def test_by_column_and_names() -> None:
     assert by_column([3, 1, 3]).tolist() == ["3", "1", "3"]
     assert client_names(np.array([0, 10, 2])).tolist() == ["00", "10", "02"]
 
@@ -119,6 +123,6 @@ def test_by_column_and_names():
         (lambda y: dirichlet(y[:0], 2, 0.5, 0), "no rows"),
     ],
 )
-def test_errors_say_what_is_wrong(call, message):
+def test_errors_say_what_is_wrong(call: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         call(np.repeat([0, 1], 10))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +34,14 @@ TWEETS = [
 VECTORS = ["the 9 9", "love 1 0.5", "sad -1 0", "! 0 2", "don't 0 3", "caf\u00e9 4 4", "sad 7 7"]
 
 
-def write_sent140(folder: Path, tweets=TWEETS, vectors=VECTORS) -> None:
+def write_sent140(folder: Path, tweets: Any = TWEETS, vectors: Any = VECTORS) -> None:
     (folder / "sent140").mkdir(exist_ok=True)
     name = folder / "sent140" / "training.1600000.processed.noemoticon.csv"
     name.write_text("\n".join(tweets) + "\n" * bool(tweets), encoding="latin-1")
     (folder / "sent140" / "small.txt").write_text("\n".join(vectors) + "\n", encoding="utf-8")
 
 
-def test_sent140(folder):
+def test_sent140(folder: Path) -> None:
     write_sent140(folder)
     population = load_source("sent140", least=2, share=1.0, length=5, vectors="small.txt")
     assert list(population.ids) == ["ann", "bob"]  # eve has said too little
@@ -62,7 +63,7 @@ def test_sent140(folder):
     assert again.about["vectors"] == population.about["vectors"]
 
 
-def test_sent140_keeps_a_share_of_users(folder):
+def test_sent140_keeps_a_share_of_users(folder: Path) -> None:
     users = [f"user{number:03d}" for number in range(200)]
     write_sent140(folder, [tweet(user, "love it") for user in users])
     few = load_source("sent140", least=1, share=0.3, vectors="small.txt")
@@ -71,7 +72,7 @@ def test_sent140_keeps_a_share_of_users(folder):
     assert set(few.ids) < set(more.ids)
 
 
-def test_frozen_vectors_do_not_travel(folder):
+def test_frozen_vectors_do_not_travel(folder: Path) -> None:
     """Parameters are the LSTM's and the last layer's: 4 * 3 * (2 + 3 + 2), 4 * 3 * (3 + 3 + 2), 2 * 4."""
     write_sent140(folder)
     population = load_source("sent140", least=2, share=1.0, length=5, vectors="small.txt")
@@ -88,7 +89,7 @@ def test_frozen_vectors_do_not_travel(folder):
     assert task.network.features(params, batch["x"]).shape == (4, 3)
 
 
-def test_a_run_sends_the_lstm_alone_and_exports_it(folder, tmp_path):
+def test_a_run_sends_the_lstm_alone_and_exports_it(folder: Path, tmp_path: Path) -> None:
     users = [tweet(user, text, polarity) for user in ("ann", "bob", "eve") for text, polarity in
              (("love it", "4"), ("so sad", "0"), ("love love !", "4"), ("don't", "0"), ("sad sad", "0"))]  # fmt: skip
     write_sent140(folder, users)
@@ -111,7 +112,7 @@ def test_a_run_sends_the_lstm_alone_and_exports_it(folder, tmp_path):
     assert model.about["words"] == ["love", "sad", "!", "don't"]
 
 
-def test_vectors_that_are_not_here(folder):
+def test_vectors_that_are_not_here(folder: Path) -> None:
     network = SentimentLSTM(2, "sent140-0123456789abcdef", 2)
     with pytest.raises(UserError, match=r"vectors 'sent140-0123456789abcdef' are not in .*load the source 'sent140'"):
         network.prepare(torch.zeros(1, 5, dtype=torch.int16))
@@ -134,13 +135,13 @@ def test_vectors_that_are_not_here(folder):
         ({}, {"vectors": "glove.6B.300d.txt"}, "needs the file sent140/glove.6B.300d.txt.*nlp.stanford.edu"),
     ],
 )
-def test_sent140_of_another_layout(folder, change, options, message):
+def test_sent140_of_another_layout(folder: Path, change: Any, options: Any, message: str) -> None:
     write_sent140(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("sent140", **{"least": 2, "share": 1.0, "vectors": "small.txt", **options})
 
 
-def test_the_setting_of_the_paper_is_an_experiment(tmp_path):
+def test_the_setting_of_the_paper_is_an_experiment(tmp_path: Path) -> None:
     """Appendix G.3: 200 rounds of FedAvg, then 400 of each method, 77 clients a round; nothing is loaded for it."""
     path = Path(__file__).parents[2] / "benchmarks" / "self_fl" / "sent140.toml"
     comparison = Comparison.read(path, tmp_path)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from bespoke.data.texts import vocabulary as texts
 from bespoke.errors import UserError
 
 
-def test_listing_imports_neither_torch_nor_pandas():
+def test_listing_imports_neither_torch_nor_pandas() -> None:
     code = """if True:
         import sys, bespoke.data.sources.registry
         print(any(name in sys.modules for name in ('torch', 'pandas', 'pyarrow')))
@@ -21,13 +23,13 @@ def test_listing_imports_neither_torch_nor_pandas():
     assert done.stdout.strip() == "False"
 
 
-def test_every_source_has_a_load_function_with_defaults():
+def test_every_source_has_a_load_function_with_defaults() -> None:
     for name, source in SOURCES.items():
         assert source.name == name
         assert all(default is not None for default in source_options(name).values())
 
 
-def test_unknown_names_and_options():
+def test_unknown_names_and_options() -> None:
     with pytest.raises(UserError, match="Did you mean 'chem97'"):
         load_source("chem79")
     with pytest.raises(
@@ -42,7 +44,7 @@ def test_unknown_names_and_options():
         load_source("digits", clients=True)
 
 
-def test_files_are_looked_for_in_both_folders(folder, monkeypatch):
+def test_files_are_looked_for_in_both_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = folder.parent / "home" / ".cache" / "bespoke" / "school"
     with pytest.raises(UserError, match=r"needs the file school/school.mat.*To obtain it: put school.mat"):
         find_file("school/school.mat", "school")
@@ -61,7 +63,7 @@ FEWER = {"voice-preferences": {"voices": 2, "sentences": 30, "number": 2, "size"
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_describes_itself(name, request):
+def test_every_source_describes_itself(name: Any, request: pytest.FixtureRequest) -> None:
     source = SOURCES[name]
     if source.kind == "files":
         request.getfixturevalue("real_data")
@@ -96,7 +98,7 @@ def test_every_source_describes_itself(name, request):
         assert int(columns["y"].max()) < about["vocabulary"]
 
 
-def test_writers_train_and_test_apart(real_data):
+def test_writers_train_and_test_apart(real_data: Path) -> None:
     population = load_source("mnist-writers")
     role = population.columns["role"].numpy()[population.offsets[:-1]].astype(np.int64)
     assert (np.bincount(role) == [539, 0, 297]).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -41,13 +42,13 @@ def sine(hertz: float, amplitude: float = 1.0, rate: int = RATE, seconds: float 
     return (amplitude * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)).astype(np.float32)
 
 
-def test_mulaw_by_hand():
+def test_mulaw_by_hand() -> None:
     smallest = (256 ** (1 / 255) - 1) / 255
     found = mulaw(np.array([0, 127, 128, 255], dtype=np.uint8))
     assert found.tolist() == pytest.approx([-1, -smallest, smallest, 1])
 
 
-def test_bands_are_triangles():
+def test_bands_are_triangles() -> None:
     """A band rises from the middle of the one before to its own: bins between two middles belong to both, once."""
     bank = filterbank()
     assert bank.shape == (BANDS, 129)
@@ -60,7 +61,7 @@ def test_bands_are_triangles():
     assert mel(700) == pytest.approx(2595 * math.log10(2))
 
 
-def test_a_sine_has_the_power_of_its_bin_and_a_quarter_beside_it():
+def test_a_sine_has_the_power_of_its_bin_and_a_quarter_beside_it() -> None:
     """1,000 Hz is the middle of bin 32; a Hann window gives its neighbours half the amplitude, and nothing further."""
     weights = filterbank()[:, 31:34] @ [0.25, 1.0, 0.25]
     expected = 10 * np.log10(np.maximum(weights, 10 ** (FLOOR / 10)))
@@ -73,12 +74,12 @@ def test_a_sine_has_the_power_of_its_bin_and_a_quarter_beside_it():
     np.testing.assert_allclose(log_mel(sine(1000, 0.1)[None])[0, 5][loud], expected[loud] - 20, atol=1e-3)
 
 
-def test_silence_and_bytes():
+def test_silence_and_bytes() -> None:
     assert (log_mel(np.zeros((2, RATE), np.float32)) == FLOOR).all()
     assert as_bytes(np.array([-120, -100, -60, 0, 3], np.float32)).tolist() == [0, 0, 102, 255, 255]
 
 
-def test_noise_is_mixed_in_by_decibels():
+def test_noise_is_mixed_in_by_decibels() -> None:
     """Powers 1 and 4, 20 dB apart: the noise of amplitude 2 becomes one of 0.1."""
     sound, noise = np.ones((1, 4), np.float32), np.array([[2, -2, 2, -2]], np.float32)
     np.testing.assert_allclose(mixed(sound, noise, 20.0), [[1.1, 0.9, 1.1, 0.9]], rtol=1e-6)
@@ -86,7 +87,7 @@ def test_noise_is_mixed_in_by_decibels():
     assert np.isfinite(mixed(sound, 0 * noise, 20.0)).all()
 
 
-def test_half_the_rate():
+def test_half_the_rate() -> None:
     found = halved(sine(1000, rate=2 * RATE))
     assert len(found) == RATE
     np.testing.assert_allclose(found[50:-50], sine(1000)[50:-50], atol=2e-3)
@@ -105,7 +106,7 @@ def clips_of(levels: list[float], each: int = 4, noise: int = 3) -> Clips:
     return Clips(np.array(words), np.array(speakers), keys, pictures.reshape(3, len(speakers), -1))
 
 
-def test_device_types_go_by_the_room():
+def test_device_types_go_by_the_room() -> None:
     """Twenty speakers, ever louder rooms: 30, 25, 20, 15 and 10 % of them are 6, 5, 4, 3 and 2; words do not matter."""
     order = np.random.default_rng(0).permutation(20)
     clips = clips_of([10 + 5 * float(place) for place in order])
@@ -114,7 +115,7 @@ def test_device_types_go_by_the_room():
     assert louder == list("AAAAAABBBBBCCCCDDDEE")
 
 
-def test_states_of_clips():
+def test_states_of_clips() -> None:
     clips = clips_of([10 + 0.1 * place for place in range(100)], each=100)
     device = device_types(clips)
     state = usual_state(clips, device)
@@ -125,7 +126,7 @@ def test_states_of_clips():
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def write_table(folder: Path, rows=None, columns=speech_commands.COLUMNS) -> Path:
+def write_table(folder: Path, rows: Any = None, columns: Any = speech_commands.COLUMNS) -> Path:
     """Ann says up twice and no once, Bob up and no; two clips of noise."""
     code = np.random.default_rng(1).integers(0, 256, (7, RATE), dtype=np.uint8)
     said = [("up", "ann", "ann_0"), ("up", "ann", "ann_1"), ("no", "ann", "ann_0"), ("up", "bob", "bob_0"),
@@ -146,7 +147,7 @@ def write_wave(path: Path, sound: np.ndarray, rate: int = 2 * RATE) -> None:
         file.writeframes((sound * 32767).astype("<i2").tobytes())
 
 
-def test_speakers_of_a_table(folder):
+def test_speakers_of_a_table(folder: Path) -> None:
     write_table(folder)
     population = load_source("speech-commands", least=2)
     assert list(population.ids) == ["ann", "bob"]
@@ -161,7 +162,7 @@ def test_speakers_of_a_table(folder):
     assert other.columns["y"].sum() == 2
 
 
-def test_pictures_are_kept_and_made_again_for_other_files(folder):
+def test_pictures_are_kept_and_made_again_for_other_files(folder: Path) -> None:
     path = write_table(folder)
     first = load_source("speech-commands", least=2)
     kept = folder.parent / "home" / ".cache" / "bespoke" / "decoded"
@@ -175,7 +176,7 @@ def test_pictures_are_kept_and_made_again_for_other_files(folder):
     assert len(list(kept.iterdir())) == 2
 
 
-def test_devices_share_their_clips_out(real_data):
+def test_devices_share_their_clips_out(real_data: Path) -> None:
     one = load_source("speech-commands", clients="devices")
     four = load_source("speech-commands", clients="devices", per_device=4, states=True)
     assert list(one.ids) == list(one.groups) == list("ABCDE")
@@ -193,7 +194,7 @@ def test_devices_share_their_clips_out(real_data):
         assert (four.columns["x"][row] == one.columns["x"][by_clip[int(four.columns["clip"][row])]]).all()
 
 
-def test_the_published_folders(folder):
+def test_the_published_folders(folder: Path) -> None:
     """A word of half a second is padded, noise is cut into seconds, what is left of it is dropped."""
     clips = folder / "speech_commands" / "clips"
     write_wave(clips / "marvin" / "0a7c2a8d_nohash_0.wav", sine(1000, 0.5, 2 * RATE, 0.5))
@@ -224,13 +225,13 @@ def test_the_published_folders(folder):
         ({}, {"layout": "folders"}, "needs the folder speech_commands/clips"),
     ],
 )
-def test_clips_of_another_layout(folder, change, options, message):
+def test_clips_of_another_layout(folder: Path, change: Any, options: Any, message: str) -> None:
     write_table(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("speech-commands", **{"least": 2, **options})
 
 
-def test_damaged_files(folder):
+def test_damaged_files(folder: Path) -> None:
     write_table(folder).write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"speech_commands_test.parquet is damaged.*expected a Parquet file"):
         load_source("speech-commands")

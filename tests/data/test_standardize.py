@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,24 +19,24 @@ from bespoke.errors import UserError
 NAN = float("nan")
 
 
-def population_of(x, y, clients, numeric=None, task="regression"):
+def population_of(x: Any, y: Any, clients: Any, numeric: Any = None, task: str = "regression") -> Any:
     x = np.array(x, dtype=np.float32)
     about = {"task": task, "features": [str(i) for i in range(x.shape[1])], "numeric": numeric or [True] * x.shape[1]}
     return Population.build({"x": x, "y": np.array(y, dtype=np.float32)}, clients, about=about)
 
 
-def first_rows(population, fraction=0.5):
+def first_rows(population: Any, fraction: float = 0.5) -> Any:
     """A Train of the first half of each client's rows, in stored order."""
     return Train(population, np.arange(len(population)), Part(0, (fraction, 1 - fraction), "stored"))
 
 
-def small():
+def small() -> Any:
     # Clients a and b with four rows each; the first two of each are for training.
     x = [[0, 1], [2, 1], [100, 1], [-100, 7], [4, 1], [6, 1], [0, 0], [0, 0]]
     return population_of(x, [1, 3, 50, 50, 5, 7, -50, -50], list("aaaabbbb"))
 
 
-def test_global_by_hand():
+def test_global_by_hand() -> None:
     population = small()
     done = standardize(population, first_rows(population), "global", True)
     # Training rows of the first feature: 0, 2, 4, 6; mean 3, variance (9 + 1 + 1 + 9) / 4 = 5.
@@ -47,7 +49,7 @@ def test_global_by_hand():
     assert done.about["statistics_floats"] == (2 * 2 + 1) + (2 * 1 + 1)
 
 
-def test_client_by_hand():
+def test_client_by_hand() -> None:
     population = small()
     done = standardize(population, first_rows(population), "client", False)
     # Client a: mean 1, deviation 1; client b: mean 5, deviation 1.
@@ -57,7 +59,7 @@ def test_client_by_hand():
     assert "unit" not in done.about
 
 
-def test_none_and_the_given_population_stay_as_they_are():
+def test_none_and_the_given_population_stay_as_they_are() -> None:
     population = small()
     before = {name: column.clone() for name, column in population.columns.items()}
     about = dict(population.about)
@@ -69,7 +71,7 @@ def test_none_and_the_given_population_stay_as_they_are():
     assert population.about == about
 
 
-def test_missing_values_become_the_training_mean():
+def test_missing_values_become_the_training_mean() -> None:
     population = population_of([[1, NAN], [3, 0], [NAN, 1], [5, 1]], [0, 1, 2, 3], list("aabb"), [True, False])
     for how in ("global", "client", "none"):
         done = standardize(population, everything(population), how, False)
@@ -80,25 +82,25 @@ def test_missing_values_become_the_training_mean():
     assert done.about["statistics_floats"] == 3  # sum, sum of squares, and a count of its own
 
 
-def test_a_feature_never_present_in_training_becomes_zero():
+def test_a_feature_never_present_in_training_becomes_zero() -> None:
     population = population_of([[NAN], [NAN], [NAN], [5]], [0, 1, 2, 3], list("abab"))
     done = standardize(population, first_rows(population), "global", False)
     assert done.columns["x"].isfinite().all()
 
 
-def test_indicators_are_left_alone():
+def test_indicators_are_left_alone() -> None:
     population = population_of([[0, 5], [1, 9]], [0, 1], ["a", "b"], [False, True])
     done = standardize(population, everything(population), "global", False)
     assert done.columns["x"].tolist() == [[0, -1], [1, 1]]
 
 
-def test_a_large_constant_is_zero_and_not_noise():
+def test_a_large_constant_is_zero_and_not_noise() -> None:
     population = population_of([[16777216.1]] * 7, range(7), list("aaabbbb"))
     for how in ("global", "client"):
         assert (standardize(population, everything(population), how, False).columns["x"] == 0).all()
 
 
-def test_a_feature_varies_from_the_seventh_digit_on():
+def test_a_feature_varies_from_the_seventh_digit_on() -> None:
     """At a mean of 1000 a deviation below 1e-4 is rounding (1e-7 of it), and one of 2e-4 is the feature's own."""
     assert _safe(np.array([0.81e-8, 4e-8]), np.array([1000.0, -1000.0])).tolist() == [1.0, 2e-4]
     assert _safe(np.array([0.0, 1e-30]), np.array([0.0, 0.0])).tolist() == [1.0, 1e-15]  # without a mean, any counts
@@ -113,7 +115,7 @@ def test_a_feature_varies_from_the_seventh_digit_on():
     assert done.columns["x"][:, 0].numpy() == pytest.approx([-1, 1, -1, 1], abs=0.01)
 
 
-def test_clients_without_training_rows_take_the_pooled_statistics():
+def test_clients_without_training_rows_take_the_pooled_statistics() -> None:
     population = load_source("hsb82")
     split = cross_device(population, seed=1)
     done = standardize(population, split.train, "client", False)
@@ -125,7 +127,7 @@ def test_clients_without_training_rows_take_the_pooled_statistics():
     assert (done.columns["x"][rows] == pooled.columns["x"][rows]).all()
 
 
-def test_images_and_classes():
+def test_images_and_classes() -> None:
     digits = load_source("digits")
     done = standardize(digits, everything(digits), "none", False)
     assert done.columns["x"] is digits.columns["x"]
@@ -135,7 +137,7 @@ def test_images_and_classes():
         standardize(digits, everything(digits), "local", False)  # type: ignore[arg-type]
 
 
-def test_school_as_in_motley(real_data):
+def test_school_as_in_motley(real_data: Path) -> None:
     population = load_source("school")
     split = cross_silo(population, order="motley", seed=100)
     done = standardize(population, split.train, "client", False)
@@ -155,7 +157,7 @@ def test_school_as_in_motley(real_data):
     seed=st.integers(0, 1000),
     gaps=st.booleans(),
 )
-def test_other_rows_never_change_the_training_rows(sizes, how, seed, gaps):
+def test_other_rows_never_change_the_training_rows(sizes: Any, how: Any, seed: Any, gaps: Any) -> None:
     draw = np.random.default_rng(seed)
     rows = sum(sizes)
     x = draw.normal(size=(rows, 3)).astype(np.float32)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from bespoke.data.sources.synthetic import true_weights, write_large
 from bespoke.errors import UserError
 
 
-def test_weights_are_recovered_without_noise():
+def test_weights_are_recovered_without_noise() -> None:
     population = load_source("synthetic", clients=3, examples=20, features=4, noise=0.0, seed=5)
     theta = true_weights(clients=3, features=4, seed=5)
     for c in range(3):
@@ -18,7 +20,7 @@ def test_weights_are_recovered_without_noise():
         assert np.linalg.lstsq(x, y, rcond=None)[0] == pytest.approx(theta[c], abs=1e-4)
 
 
-def test_spread_between_clients_and_groups():
+def test_spread_between_clients_and_groups() -> None:
     theta = true_weights(clients=3000, features=2, between=0.3)
     assert theta.std(0) == pytest.approx([0.3, 0.3], rel=0.05)
     grouped = true_weights(clients=3000, features=2, between=0.1, groups=3, between_groups=2.0)
@@ -27,7 +29,7 @@ def test_spread_between_clients_and_groups():
     assert [population.group_of(c) for c in range(4)] == ["group 0", "group 1", "group 2", "group 0"]
 
 
-def test_more_clients_and_more_examples_move_nobody():
+def test_more_clients_and_more_examples_move_nobody() -> None:
     few = load_source("synthetic", clients=5, examples=10, uneven=1.0, seed=2)
     many = load_source("synthetic", clients=500, examples=10, uneven=1.0, seed=2)
     assert (few.keys == many.keys[:5]).all()
@@ -37,14 +39,14 @@ def test_more_clients_and_more_examples_move_nobody():
     assert (longer.columns["y"][:10] == load_source("synthetic", clients=1, examples=10).columns["y"]).all()
 
 
-def test_uneven_sizes_keep_their_mean():
+def test_uneven_sizes_keep_their_mean() -> None:
     sizes = load_source("synthetic", clients=2000, examples=50, features=1, uneven=0.8).sizes()
     assert sizes.min() >= 3
     assert sizes.mean() == pytest.approx(50, rel=0.1)
     assert sizes.std() > 30
 
 
-def test_large_population_on_disk(tmp_path):
+def test_large_population_on_disk(tmp_path: Path) -> None:
     write_large(tmp_path / "large", clients=10_000, rows_per_client=3, features=5, seed=1)
     population = Population.open(tmp_path / "large")
     assert (len(population), population.rows) == (10_000, 30_000)
@@ -61,7 +63,7 @@ def test_large_population_on_disk(tmp_path):
     }  # fmt: skip
 
 
-def test_the_large_file_is_a_safetensors_file(tmp_path):
+def test_the_large_file_is_a_safetensors_file(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     write_large(tmp_path, clients=4, rows_per_client=2, features=3)
@@ -71,6 +73,6 @@ def test_the_large_file_is_a_safetensors_file(tmp_path):
     assert (arrays["y"] == opened.columns["y"].numpy()).all()
 
 
-def test_nothing_of_nothing():
+def test_nothing_of_nothing() -> None:
     with pytest.raises(UserError, match="'clients' of the source 'synthetic' is 0"):
         load_source("synthetic", clients=0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,19 +30,19 @@ def write(folder: Path, text: str, name: str = "table.csv") -> Path:
     return path
 
 
-def column(population, name):
+def column(population: Any, name: Any) -> Any:
     return population.columns["x"][:, population.about["features"].index(name)].tolist()
 
 
-def said(population, words):
+def said(population: Any, words: Any) -> Any:
     return any(words in note for note in population.about["notes"])
 
 
-def rows_of(*columns: list) -> str:
+def rows_of(*columns: list[Any]) -> str:
     return "\n".join(",".join(map(str, row)) for row in zip(*columns)) + "\n"
 
 
-def test_a_table_of_every_kind(tmp_path):
+def test_a_table_of_every_kind(tmp_path: Path) -> None:
     path = write(tmp_path, SHOPS)
     shops = read_table(path, "shop", "price", group="region", features=["day", "units", "kind", "open"])
     assert list(shops.ids) == ["A", "B", "C"]
@@ -68,7 +69,7 @@ def test_a_table_of_every_kind(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.tsv", "t.parquet", "t.jsonl", "t.ndjson", "semicolon.csv"])
-def test_other_formats_read_the_same(tmp_path, name):
+def test_other_formats_read_the_same(tmp_path: Path, name: str) -> None:
     text = "who,x,y\na,1.5,10\na,2.5,20\nb,3.5,30.5\n"
     path = tmp_path / name
     if name.endswith(".gz"):
@@ -105,7 +106,7 @@ TEXTS = {
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_texts_of_any_delimiter_and_line_end(tmp_path, name, packed, end):
+def test_texts_of_any_delimiter_and_line_end(tmp_path: Path, name: Any, packed: bool, end: str) -> None:
     path = tmp_path / (name + ".gz" * packed)
     text = TEXTS[name].replace("\n", end).encode()
     path.write_bytes(gzip.compress(text) if packed else text)
@@ -117,7 +118,7 @@ def test_texts_of_any_delimiter_and_line_end(tmp_path, name, packed, end):
     assert said(population, "as R writes tables") == name.startswith("as R")
 
 
-def test_blanks_within_quotes_are_part_of_a_value(tmp_path):
+def test_blanks_within_quotes_are_part_of_a_value(tmp_path: Path) -> None:
     text = '"the shop" x y\n"New York"   1 1.5\n"New York" 2 2.5\nMünchen 3 3.5\n'
     path = tmp_path / "shops.txt"
     path.write_bytes(text.encode("cp1252"))
@@ -136,13 +137,13 @@ def test_blanks_within_quotes_are_part_of_a_value(tmp_path):
         ("rising.csv", "1,2,3\n4,5,6\n", "1, 2, 3"),
     ],
 )
-def test_a_first_line_of_values_is_refused(tmp_path, name, text, shown):
+def test_a_first_line_of_values_is_refused(tmp_path: Path, name: str, text: str, shown: str) -> None:
     with pytest.raises(UserError, match="has to name the columns") as refused:
         read_table(write(tmp_path, text, name), "who", "y")
     assert f"the first line of {name} holds values ({shown}" in str(refused.value)
 
 
-def test_numbers_may_be_names(tmp_path):
+def test_numbers_may_be_names(tmp_path: Path) -> None:
     """Years as columns, and the numbers that pandas gives to columns without names."""
     wide = write(tmp_path, "who,1990,1991,1995\na,1,1.5,2\na,2,2.5,1\nb,3,3.5,0\n")
     assert read_table(wide, "who", "1991").about["features"] == ["1990", "1995"]
@@ -150,13 +151,13 @@ def test_numbers_may_be_names(tmp_path):
     assert read_table(unnamed, "0", "2").about["features"] == ["1"]
 
 
-def test_ragged_lines_of_blanks_are_named(tmp_path):
+def test_ragged_lines_of_blanks_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "who x y\na 1 1.5\na 2\nb 3 3.5\n", "t.txt")
     with pytest.raises(UserError, match="row 2 has 2 values, the first line 3"):
         read_table(path, "who", "y")
 
 
-def test_several_client_columns(tmp_path):
+def test_several_client_columns(tmp_path: Path) -> None:
     path = write(tmp_path, "city,shop,x,y\nRome,1,1,1.5\nRome,2,2,2.5\nOslo,1,3,3.5\nOslo,1,4,4.5\n")
     population = read_table(path, "city, shop", "y")
     assert list(population.ids) == ["Oslo/1", "Rome/1", "Rome/2"]
@@ -166,7 +167,7 @@ def test_several_client_columns(tmp_path):
         read_table(clash, "a,b", "y")
 
 
-def test_numbered_clients_keep_their_numbers(tmp_path):
+def test_numbered_clients_keep_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     table = {"who": [7.0, 7.0, None, 12.0], "x": [1.0, 2.0, 3.0, 4.0], "y": [0.1, 0.2, 0.3, 0.4]}
     pyarrow.parquet.write_table(pa.table(table), path)
@@ -189,7 +190,7 @@ def test_numbered_clients_keep_their_numbers(tmp_path):
         (list(range(40)), "regression", None),
     ],
 )
-def test_inferred_tasks(tmp_path, values, task, classes):
+def test_inferred_tasks(tmp_path: Path, values: Any, task: str, classes: Any) -> None:
     n = len(values)
     path = write(tmp_path, "who,x,y\n" + rows_of(["a", "b"] * (n // 2), np.arange(n) * 0.5, values))
     population = read_table(path, "who", "y")
@@ -201,7 +202,7 @@ def test_inferred_tasks(tmp_path, values, task, classes):
     assert population.about["standardize"]["target"] == (task == "regression")
 
 
-def test_a_given_task_is_obeyed(tmp_path):
+def test_a_given_task_is_obeyed(tmp_path: Path) -> None:
     path = write(tmp_path, "who,x,y\n" + rows_of(["a", "b"] * 15, np.arange(30) * 0.5, [1, 2, 10] * 10))
     assert read_table(path, "who", "y", task="regression").about["task"] == "regression"
     by_class = read_table(path, "who", "y", task="classification")
@@ -214,7 +215,7 @@ def test_a_given_task_is_obeyed(tmp_path):
         read_table(words, "who", "y", task="regression")
 
 
-def test_time_is_kept_for_splits(tmp_path):
+def test_time_is_kept_for_splits(tmp_path: Path) -> None:
     path = write(tmp_path, "who,when,x,y\na,1970-01-02,1,1.5\na,1970-01-01,2,2.5\nb,1970-01-03,3,3.5\n")
     population = read_table(path, "who", "y", time="when")
     assert population.columns["time"].tolist() == [86400, 0, 2 * 86400]
@@ -228,7 +229,7 @@ def test_time_is_kept_for_splits(tmp_path):
         read_table(words, "who", "y", time="when")
 
 
-def test_the_group_is_a_feature_and_the_time_is_not(tmp_path):
+def test_the_group_is_a_feature_and_the_time_is_not(tmp_path: Path) -> None:
     text = "who,area,when,x,y\na,10,1,1,1.5\na,10,2,2,2.5\nb,30,1,3,3.5\nc,20,1,5,4.5\nd,10,1,5,4.5\n"
     path = write(tmp_path, text)
     population = read_table(path, "who", "y", group="area", time="when")
@@ -246,14 +247,14 @@ def test_the_group_is_a_feature_and_the_time_is_not(tmp_path):
     assert by_both.about["features"] == ["area = 10", "area = 20", "area = 30", "when", "x"]
 
 
-def test_a_group_of_each_client_is_no_feature(tmp_path):
+def test_a_group_of_each_client_is_no_feature(tmp_path: Path) -> None:
     path = write(tmp_path, "who,area,x,y\na,10,1,1.5\na,10,2,2.5\nb,30,3,3.5\n")
     population = read_table(path, "who", "y", group="area")
     assert population.about["features"] == ["x"]
     assert said(population, "Left out: the group column area is different for every client")
 
 
-def test_a_missing_level_is_not_another_level(tmp_path):
+def test_a_missing_level_is_not_another_level(tmp_path: Path) -> None:
     """25 levels, the 20 most frequent shown: the rows of the other five are 'other', the missing ones are missing."""
     kinds = [f"k{i:02d}" for i in range(20)] * 3 + [f"r{i}" for i in range(5)] + ["", "NA", "?"]
     path = write(tmp_path, "who,kind,y\n" + rows_of(["a", "b"] * 34, kinds, np.arange(68) * 0.5))
@@ -265,7 +266,7 @@ def test_a_missing_level_is_not_another_level(tmp_path):
     assert column(population, "kind missing") == missing[order].tolist()
 
 
-def test_levels_found_at_most_clients_come_first(tmp_path):
+def test_levels_found_at_most_clients_come_first(tmp_path: Path) -> None:
     # 'loud' fills many rows of one client; 'wide' is at every client.
     clients = ["a"] * 30 + ["b"] * 30
     kinds = ["loud"] * 20 + ["wide"] * 10 + ["wide"] * 5 + [f"k{i % 24:02d}" for i in range(25)]
@@ -278,7 +279,7 @@ def test_levels_found_at_most_clients_come_first(tmp_path):
     assert (x.sum(1) == 1).all()
 
 
-def test_ids_free_text_row_numbers_and_constants_are_left_out_and_said(tmp_path):
+def test_ids_free_text_row_numbers_and_constants_are_left_out_and_said(tmp_path: Path) -> None:
     n = 2000
     texts = [f"text {i}" for i in range(n)]
     path = write(
@@ -293,7 +294,7 @@ def test_ids_free_text_row_numbers_and_constants_are_left_out_and_said(tmp_path)
     assert said(population, "the same in every row: same, nothing")
 
 
-def test_a_million_categories(tmp_path):
+def test_a_million_categories(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     n = 1_000_000
     ids = np.char.add("id ", np.arange(n).astype(str))
@@ -305,7 +306,7 @@ def test_a_million_categories(tmp_path):
     assert len(population) == 1000
 
 
-def test_unusable_rows_are_dropped_and_counted(tmp_path):
+def test_unusable_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "who,x,y\na,1,1.5\n,2,2.5\na,3,\nb,4,inf\nb,5,5.5\nb,6,NA\nb,7,1e300\na,8,8.5\n")
     population = read_table(path, "who", "y")
     assert population.columns["y"].tolist() == [1.5, 8.5, 5.5]
@@ -314,14 +315,14 @@ def test_unusable_rows_are_dropped_and_counted(tmp_path):
     assert said(population, "2 of 8 rows were dropped: the target is infinite")
 
 
-def test_clients_with_one_target_are_counted(tmp_path):
+def test_clients_with_one_target_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path, "who,x,y\na,1,1.5\na,2,1.5\nb,3,2.5\nb,4,3.5\nc,5,1\n")
     population = read_table(path, "who", "y")
     assert said(population, "1 of 3 clients have one example")
     assert said(population, "1 of 3 clients have several examples, all with one and the same target")
 
 
-def test_latin_letters_and_quotes(tmp_path):
+def test_latin_letters_and_quotes(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes('who,x,y\n"Müller, A",1,1.5\n"Müller, A",2,2.5\nZoë,3,3.5\n'.encode("cp1252"))
     population = read_table(path, "who", "y")
@@ -329,7 +330,7 @@ def test_latin_letters_and_quotes(tmp_path):
     assert said(population, "read as cp1252")
 
 
-def test_a_missing_group_is_a_group(tmp_path):
+def test_a_missing_group_is_a_group(tmp_path: Path) -> None:
     path = write(tmp_path, "who,team,x,y\na,red,1,1.5\na,red,2,2.5\nb,,3,3.5\n")
     assert list(read_table(path, "who", "y", group="team").groups) == ["(missing)", "red"]
 
@@ -362,13 +363,13 @@ GOOD = "who,x,y\na,1,1.5\na,2,2.5\nb,3,3.5\n"
         ("who,g,x,y\na,u,1,1.5\na,v,2,2.5\nb,v,3,3.5\n", {"group": "g"}, r"client 'a' appears in 2 groups \(u, v\)"),
     ],
 )
-def test_errors_say_what_is_wrong(tmp_path, text, options, message):
+def test_errors_say_what_is_wrong(tmp_path: Path, text: Any, options: Any, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message):
         read_table(path, **{"client": "who", "target": "y", **options})
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no file .*none.csv"):
         read_table(tmp_path / "none.csv", "who", "y")
     with pytest.raises(UserError, match="is a folder"):
@@ -389,7 +390,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1e6, 1e6, width=32)), min_size=4, max_size=40))
-def test_no_row_is_lost_or_moved_to_another_client(tmp_path_factory, rows):
+def test_no_row_is_lost_or_moved_to_another_client(tmp_path_factory: pytest.TempPathFactory, rows: Any) -> None:
     clients = [*(client for client, _ in rows), "a", "b", "b"]
     values = [*(value for _, value in rows), 0.5, 1.5, 2.5]
     path = write(tmp_path_factory.mktemp("t"), "who,x,y\n" + rows_of(clients, values, values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +51,7 @@ def described(table: Path, **more: object) -> dict[str, object]:
     return {"table": str(table), "client": "user", "target": "stars", "text": "text", **more}
 
 
-def config(table: Path, **more: object):
+def config(table: Path, **more: object) -> Any:
     stage = [{"method": "shared", "rounds": "auto"}]
     return checked({"seed": 3, "data": described(table, **more), "stage": stage}, "here")
 
@@ -135,7 +136,7 @@ def test_words_may_be_declared(table: Path, tmp_path: Path) -> None:
     assert np.unique(np.linalg.norm(x, axis=1).round(5)).tolist() == [0.0, 1.0]
     assert Schema.of(Schema.of(declared, "here").to_json(), "here") == Schema.of(declared, "here")
     for words in ({}, {"good": 0}, {"good": "x"}):
-        declared["columns"]["text"]["words"] = words
+        declared["columns"]["text"]["words"] = words  # type: ignore[index]
         with pytest.raises(UserError, match="words"):
             Schema.of(declared, "here")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -153,7 +154,7 @@ def test_imbalanced_users() -> None:
         ({"users": "uneven"}, "balanced"),
     ],
 )
-def test_mistakes_are_named(options: dict, match: str) -> None:
+def test_mistakes_are_named(options: dict[str, Any], match: str) -> None:
     with pytest.raises(UserError, match=match):
         load_source(NAME, **options)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bespoke.cli.list import describe_sources, print_source
+from bespoke.cli.descriptions import describe_sources, print_source
 from bespoke.data.population import Population
 from bespoke.data.sources.registry import load_source, source_statistics
 from bespoke.data.sources.wikitext import OTHER, sentences_of, topic_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -18,13 +19,13 @@ from bespoke.models.networks import LSTM
 from bespoke.models.transformer import Transformer
 
 
-def sentences(population, client: int, column="y") -> list[str]:
+def sentences(population: Any, client: int, column: str = "y") -> list[str]:
     words = ["<pad>", *population.about["words"], "<oov>", "<bos>", "<eos>"]
     rows = population.columns[column][population.offsets[client] : population.offsets[client + 1]]
     return [" ".join(words[token] for token in row) for row in rows.tolist()]
 
 
-def test_encoding():
+def test_encoding() -> None:
     """Two words: ids 1 and 2; 3 unknown, 4 begin, 5 end; a sentence as long as a row has no end."""
     rows = Vocabulary(("a", "b")).encode([["a"], ["b", "c", "a"], ["b", "b", "b", "a"], []], 3)
     assert rows.tolist() == [[4, 1, 5, 0], [4, 2, 3, 1], [4, 2, 2, 2], [4, 5, 0, 0]]
@@ -39,7 +40,13 @@ TRAIN = {"21": ["how to sort a list", "how to parse", "a list"], "3": ["a list o
 HELD_OUT = {"10": ["how to fly", "a list"], "20": ["sort", "a"], "30": ["to"]}
 
 
-def write_stackoverflow(folder: Path, train=TRAIN, held_out=HELD_OUT, fields=("tokens", "creation_date"), dates=DATES):
+def write_stackoverflow(
+    folder: Path,
+    train: Any = TRAIN,
+    held_out: Any = HELD_OUT,
+    fields: Any = ("tokens", "creation_date"),
+    dates: Any = DATES,
+) -> None:
     h5py = pytest.importorskip("h5py")
     (folder / "stackoverflow").mkdir(exist_ok=True)
     for part, users in (("train", train), ("held_out", held_out)):
@@ -52,7 +59,7 @@ def write_stackoverflow(folder: Path, train=TRAIN, held_out=HELD_OUT, fields=("t
                     file[f"examples/{user}/{field}"] = np.array(columns[field], dtype=object if texts else None)
 
 
-def test_stackoverflow(folder):
+def test_stackoverflow(folder: Path) -> None:
     write_stackoverflow(folder)
     population = load_source("stackoverflow", vocabulary=4, length=4, validation_clients=1)
     assert list(population.ids) == ["10", "20", "21", "3", "30"]
@@ -70,10 +77,10 @@ def test_stackoverflow(folder):
     assert roles == {"21": 0, "3": 0, order[0]: 1, order[1]: 2, order[2]: 2}
     task = build_task(population.about)
     assert task.network == LSTM(8, 96, 670, 1, 96)
-    assert task.unscored == (5, 7)
+    assert task.unscored == (5, 7)  # type: ignore[attr-defined]
 
 
-def test_stackoverflow_of_some_users_and_sentences(folder):
+def test_stackoverflow_of_some_users_and_sentences(folder: Path) -> None:
     write_stackoverflow(folder)
     population = load_source("stackoverflow", most=2, train_clients=1, validation_clients=1, test_clients=1)
     assert population.about["roles"] == {"train": 1, "validation": 1, "test": 1}
@@ -93,7 +100,7 @@ def test_stackoverflow_of_some_users_and_sentences(folder):
         ({"train": {"1": [1, 2]}, "dates": [1, 2, 3]}, "tokens of type int64, expected a list of texts"),
     ],
 )
-def test_stackoverflow_of_another_layout(folder, change, message):
+def test_stackoverflow_of_another_layout(folder: Path, change: Any, message: str) -> None:
     write_stackoverflow(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("stackoverflow", validation_clients=1)
@@ -104,14 +111,14 @@ def test_stackoverflow_of_another_layout(folder, change, message):
 HEADER = "talk_name\ten\tfr\tes"
 
 
-def write_tedmulti(folder: Path, header=HEADER, **parts: list[str]) -> None:
+def write_tedmulti(folder: Path, header: Any = HEADER, **parts: list[str]) -> None:
     (folder / "tedmulti").mkdir(exist_ok=True)
     for part in ("train", "dev", "test"):
         lines = parts.get(part, [f"{part}\tthe end .\tfin\tel fin ."])
         (folder / "tedmulti" / f"all_talks_{part}.tsv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
 
 
-def test_tedmulti(folder):
+def test_tedmulti(folder: Path) -> None:
     train = [
         'one\tThe cat &apos; s "hat" .\tx\tEl gato .',
         "one\tThe end\tx\t__NULL__",
@@ -137,7 +144,7 @@ def test_only_ascii_letters_of_tedmulti_become_lower_case() -> None:
     assert tedmulti.plain("ÉL Dijo: ¡SÍ, Señor!<br />Ñandú") == ["Él", "dijo", "¡sÍ", "señor", "Ñandú"]
 
 
-def test_tedmulti_leaves_out_short_talks_and_long_ends(folder):
+def test_tedmulti_leaves_out_short_talks_and_long_ends(folder: Path) -> None:
     train = [*["one\tthe cat\tx\tel gato"] * 3, "two\tthe dog\tx\tel perro"]
     write_tedmulti(folder, train=train, dev=["three\tthe dog\tx\tel perro"] * 4)
     population = load_source("tedmulti", least=2, most=2, in_clients=1)
@@ -159,13 +166,13 @@ def test_tedmulti_leaves_out_short_talks_and_long_ends(folder):
         ({"dev": ["one\t__NULL__\tx\t__NULL__"]}, "no sentence in en, es"),
     ],
 )
-def test_tedmulti_of_another_layout(folder, change, message):
+def test_tedmulti_of_another_layout(folder: Path, change: Any, message: str) -> None:
     write_tedmulti(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("tedmulti", least=1, in_clients=1)
 
 
-def test_tedmulti_without_common_words(folder):
+def test_tedmulti_without_common_words(folder: Path) -> None:
     write_tedmulti(folder)
     with pytest.raises(UserError, match=r"no word occurs in 20 training clients .* lower the options 'in_clients'"):
         load_source("tedmulti")
@@ -174,7 +181,7 @@ def test_tedmulti_without_common_words(folder):
 # Two languages
 
 
-def write_two_languages(folder: Path, spanish=None, columns=("collection", "title", "text")) -> None:
+def write_two_languages(folder: Path, spanish: Any = None, columns: Any = ("collection", "title", "text")) -> None:
     (folder / "ted").mkdir()
     (folder / "spanish_ted").mkdir()
     text = "Translator: Somebody\nIt's (Laughter) 3 times the\ncat [Music] and — the dog: " * 3
@@ -188,7 +195,7 @@ def write_two_languages(folder: Path, spanish=None, columns=("collection", "titl
         )
 
 
-def test_two_languages(folder):
+def test_two_languages(folder: Path) -> None:
     write_two_languages(folder)
     population = load_source("ted-two-languages", length=2, least=2)
     assert list(population.ids) == ["en:long talk", "es:Ab_c"]
@@ -199,7 +206,7 @@ def test_two_languages(folder):
     assert isinstance(build_task(population.about).network, Transformer)
 
 
-def test_two_languages_are_made_alike(real_data):
+def test_two_languages_are_made_alike(real_data: Path) -> None:
     """The same sizes, and about as many unknown words: only the words tell the languages apart."""
     population = load_source("ted-two-languages")
     sizes = [sorted(population.sizes()[population.group == language]) for language in (0, 1)]
@@ -223,13 +230,13 @@ def test_two_languages_are_made_alike(real_data):
         ({}, {"least": 50}, "no Spanish talk has 50 pieces of 2 words"),
     ],
 )
-def test_two_languages_of_another_layout(folder, change, options, message):
+def test_two_languages_of_another_layout(folder: Path, change: Any, options: Any, message: str) -> None:
     write_two_languages(folder, **change)
     with pytest.raises(UserError, match=message):
         load_source("ted-two-languages", **{"length": 2, "least": 2, **options})
 
 
-def test_two_languages_with_a_damaged_table(folder):
+def test_two_languages_with_a_damaged_table(folder: Path) -> None:
     write_two_languages(folder)
     (folder / ted_two_languages.ENGLISH).write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"ted_talks.parquet is damaged.*expected a Parquet file"):

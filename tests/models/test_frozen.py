@@ -64,7 +64,7 @@ def test_in_bfloat16_gradients_are_off_by_rounding_and_what_is_remembered_is_not
     assert 1e-4 < error < 8 * 2.0**-8
     model, there = pretrained.language_model(tiny_model()), rows["y"] >= 0
     with low.lowered(params):
-        seen = task.network.seen(rows["x"], rows["y"].long())
+        seen = task.network.seen(rows["x"], rows["y"].long())  # type: ignore[attr-defined]
     expected = model.base_model(inputs_embeds=model.get_input_embeddings()(rows["x"].long())).last_hidden_state
     torch.testing.assert_close(seen[there], expected[there], rtol=1e-5, atol=1e-5)
 

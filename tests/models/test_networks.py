@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def batch_for(network: Network, rows: int = 3, seed: int = 0) -> Params:
     if hasattr(network, "vocabulary"):
         tokens = torch.randint(1, network.vocabulary, (rows, 6), generator=draw).short()
         return {"x": tokens[:, :-1], "y": tokens[:, 1:], "mask": mask}
-    pixels = network.frames * network.bands if hasattr(network, "frames") else network.channels * network.side**2
+    pixels = network.frames * network.bands if hasattr(network, "frames") else network.channels * network.side**2  # type: ignore[attr-defined]
     x = torch.randint(0, 256, (rows, pixels), generator=draw, dtype=torch.uint8)
     return {"x": x, "y": torch.arange(rows), "mask": mask}
 
@@ -51,7 +52,7 @@ def task_for(network: Network) -> BaseTask:
 
 
 @pytest.mark.parametrize(("network", "parameters", "width"), PUBLISHED, ids=lambda v: type(v).__name__)
-def test_published_sizes(network, parameters, width):
+def test_published_sizes(network: Any, parameters: Any, width: Any) -> None:
     params = network.init(0)
     assert sum(p.numel() for p in params.values()) == parameters
     batch = batch_for(network, rows=1)
@@ -70,7 +71,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("network", SMALL, ids=lambda network: type(network).__name__)
-def test_gradients_are_finite_and_reach_everything(network):
+def test_gradients_are_finite_and_reach_everything(network: Any) -> None:
     task = task_for(network)
     gradient = task.gradient(task.init(1), batch_for(network))
     for name, part in gradient.items():
@@ -80,7 +81,7 @@ def test_gradients_are_finite_and_reach_everything(network):
 
 
 @pytest.mark.parametrize("network", [n for n in SMALL if n.vectorizes], ids=lambda network: type(network).__name__)
-def test_loop_and_vmap_agree(network):
+def test_loop_and_vmap_agree(network: Any) -> None:
     task = task_for(network)
     models = [task.init(seed) for seed in range(3)]
     batches = [batch_for(network, seed=seed) for seed in range(3)]
@@ -95,11 +96,11 @@ def test_loop_and_vmap_agree(network):
             torch.testing.assert_close(scores[name][place], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_who_vectorizes():
+def test_who_vectorizes() -> None:
     assert [type(n).__name__ for n in SMALL if not n.vectorizes] == ["MobileNetV2", "LSTM"]
 
 
-def test_a_transformer_does_not_look_ahead():
+def test_a_transformer_does_not_look_ahead() -> None:
     network = Transformer(11, 6, 8, 10, 2, 2)
     params = network.init(0)
     first = torch.tensor([[1, 2, 3, 4]])
@@ -109,19 +110,19 @@ def test_a_transformer_does_not_look_ahead():
     assert (network(params, first)[0, 2] - network(params, second)[0, 2]).abs().max() > 1e-4
 
 
-def test_positions_by_hand():
+def test_positions_by_hand() -> None:
     table = positions(3, 4)
     assert table[0].tolist() == [0, 1, 0, 1]
     assert table[2].tolist() == pytest.approx([math.sin(2), math.cos(2), math.sin(0.02), math.cos(0.02)])
 
 
-def test_the_last_layer_of_a_projected_lstm():
+def test_the_last_layer_of_a_projected_lstm() -> None:
     network = LSTM(11, 3, 5, 1, 4)
     assert [name for name in network.init(0) if name.startswith(network.last_layer)] == ["head.1.weight", "head.1.bias"]
     assert LSTM(11).last_layer == ("head.",)
 
 
-def test_accuracy_leaves_out_unscored_tokens():
+def test_accuracy_leaves_out_unscored_tokens() -> None:
     """Targets 1, 2, 3 (unscored), padding; the model always says 2: right once in two, and the loss counts three."""
     task = LanguageModel(Linear(1), unscored=(3,))
     batch = {"y": torch.tensor([[1, 2, 3, 0]]), "mask": torch.ones(1)}
@@ -133,7 +134,7 @@ def test_accuracy_leaves_out_unscored_tokens():
     assert float(finished("accuracy", plain)) == pytest.approx(1 / 3)
 
 
-def test_the_whole_squared_error():
+def test_the_whole_squared_error() -> None:
     """Error 3 at x = 1: the loss is 9 and its slope 6; half of it 4.5 and 3; the reported error is the same."""
     batch = {"x": torch.ones(1, 1), "y": torch.zeros(1), "mask": torch.ones(1)}
     params = {"weight": torch.tensor([[3.0]]), "bias": torch.zeros(1)}
@@ -155,11 +156,11 @@ def test_the_whole_squared_error():
          MobileNetV2(2, 64, 3)),
     ],
 )  # fmt: skip
-def test_models_by_name(about, name, expected):
+def test_models_by_name(about: Any, name: str, expected: Any) -> None:
     assert build_task(about, name).network == expected
 
 
-def test_models_that_do_not_fit():
+def test_models_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="'transformer' does not fit a regression task"):
         build_task({"task": "regression", "features": ["a"]}, "transformer")
     with pytest.raises(UserError, match="'mobilenet' is for images"):
@@ -194,7 +195,7 @@ WIDE = {"side": 20, "columns": 32}  # lines and columns
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_images_need_not_be_square(network, flat, layer):
+def test_images_need_not_be_square(network: Any, flat: Any, layer: str) -> None:
     """What convolutions and poolings leave of 20 x 32, by hand; lines and columns are not mixed up."""
     params, x = network.init(0), torch.rand(2, 3 * 20 * 32)
     assert params[layer].shape[1] == flat
@@ -208,18 +209,18 @@ def test_images_need_not_be_square(network, flat, layer):
     assert network.prepare(x).shape == images.shape
 
 
-def test_models_of_images_that_are_not_square():
+def test_models_of_images_that_are_not_square() -> None:
     """The keys `height` and `width` of what data say of themselves."""
     image = {"task": "classification", "input": "image", "height": 20, "width": 32, "classes": ["a", "b"]}
     assert build_task(image, "auto").network == CNN(2, 20, 1, columns=32)
-    assert build_task(image, "mlp").network.inputs == 640
+    assert build_task(image, "mlp").network.inputs == 640  # type: ignore[attr-defined]
     assert build_task({**image, "height": 8}, "auto").network == MLP(256, 2)
     assert build_task({**image, "width": 20}, "cnn").network == CNN(2, 20, 1)
     with pytest.raises(UserError, match="images of 4 x 32 are too small for it: 6 x 6 at least"):
         build_task({**image, "height": 4}, "cnn")
 
 
-def test_every_network_can_be_made_from_its_description():
+def test_every_network_can_be_made_from_its_description() -> None:
     """As a personal model on disk has it: a name and its fields."""
     for network in SMALL:
         assert NETWORKS[type(network).__name__](**asdict(network)) == network

@@ -166,7 +166,7 @@ def test_private_layers_stay_on_each_client(digits: Population) -> None:
         torch.testing.assert_close(own[f"{BUFFERS}bn.running_mean"], mean, rtol=1e-4, atol=1e-5)
     change = [by_hand(made, made.stages[0].method, client, lr=0.1).fc.weight for client in (0, 2)]  # type: ignore
     sizes = made.split.train.sizes(np.array([0, 2])).astype(float)
-    mean = sum(size * weight.detach() for size, weight in zip(sizes, change)) / sizes.sum()
+    mean = sum(size * weight.detach() for size, weight in zip(sizes, change)) / sizes.sum()  # type: ignore[operator]
     torch.testing.assert_close(after["params"]["fc.weight"], mean.float(), rtol=1e-4, atol=1e-5)
 
 

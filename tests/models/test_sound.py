@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,12 +19,12 @@ ABOUT = {"task": "classification", "input": "spectrogram", "classes": ["other", 
 def test_the_layers_have_the_sizes_that_are_printed() -> None:
     shapes = []
     seen = torch.zeros(1, 1, 200, 375)
-    for layer in FedEmbedSpeech(2).body:
+    for layer in FedEmbedSpeech(2).body:  # type: ignore[attr-defined]
         seen = layer(seen)
         if isinstance(layer, nn.LayerNorm):
             shapes.append(tuple(layer.normalized_shape))
     assert shapes == [(16, 50, 41), (32, 7, 6), (64, 3, 3), (256,)]
-    assert [type(layer) for layer in FedEmbedSpeech(2, relu=True).body].count(nn.ReLU) == 4
+    assert [type(layer) for layer in FedEmbedSpeech(2, relu=True).body].count(nn.ReLU) == 4  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_the_layers_have_the_sizes_that_are_printed() -> None:
         ((2, 3), (1, 2), (1, 2), 0, (7, 9)),
     ],
 )
-def test_a_convolution_and_the_average_after_it(kernel, stride, pool, padding, plane) -> None:
+def test_a_convolution_and_the_average_after_it(kernel: Any, stride: Any, pool: Any, padding: int, plane: Any) -> None:
     both = AveragedConv2d(2, 4, kernel, stride, pool, padding)
     apart = nn.Conv2d(2, 4, kernel, stride, padding)
     apart.load_state_dict(both.state_dict())  # the same parameters, of the same names

@@ -82,7 +82,7 @@ def scores(kind: type[Method], rows: int, **knobs: Any) -> tuple[Any, int]:
     start = made.task.init(0)
     host.open(ClientWork(made, split.train), start)
     server = made.init_server(start, Setting(1, 1, 1))
-    with Largest() as seen:
+    with Largest() as seen:  # type: ignore[no-untyped-call]
         found = host.examine(
             made.broadcast(server), None, np.array([0]), split.test.support, {"query": split.test.query}, 5
         )

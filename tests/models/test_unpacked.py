@@ -62,7 +62,7 @@ def test_a_gguf_file_is_unpacked_once(models: Path, monkeypatch: pytest.MonkeyPa
     words = write_gguf(models / "small" / "small.gguf")
     model = pretrained.language_model("small")  # by its name among the models
     assert np.array_equal(model.get_input_embeddings().weight.numpy(), words)
-    assert pretrained.facts("small") == pretrained.Facts(WORDS, WIDTH, 1, 2, 64)
+    assert pretrained.facts("small") == pretrained.ModelFacts(WORDS, WIDTH, 1, 2, 64)
     (folder,) = (models / "unpacked").iterdir()
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(os.listdir(folder))
     stamp = (folder / "model.safetensors").stat().st_mtime_ns

@@ -25,7 +25,7 @@ KEYS = np.array([3, 4], dtype=np.uint64)
 
 def sent(rows: Any, memory: Any = None, key: int = 0) -> Outgoing:
     up = {"delta": {"w": torch.as_tensor(rows, dtype=torch.float32)}, "weight": torch.ones(2)}
-    return Outgoing(up, 4 * (up["delta"]["w"].numel() + 2), KEYS, key, memory=memory or {})
+    return Outgoing(up, 4 * (up["delta"]["w"].numel() + 2), KEYS, key, memory=memory or {})  # type: ignore[index]
 
 
 def test_the_largest_entries_travel_and_the_rest_waits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def sent(clients: int = 3, width: int = MANY, key: int = 5) -> Outgoing:
 
 
 @pytest.mark.parametrize("draw", [secret_normal, lambda shape: keyed_normal(shape, 7, "sum")], ids=["secret", "keyed"])
-def test_noise_is_standard_normal(draw) -> None:
+def test_noise_is_standard_normal(draw: Any) -> None:
     drawn = draw((MANY,))
     assert stats.kstest(drawn, "norm").pvalue > RARE
     assert abs(drawn.mean()) < 5.5 / MANY**0.5

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bespoke.cli.compare import _terms
-from bespoke.cli.list import describe_methods, hidden, learned
+from bespoke.cli.descriptions import describe_methods, hidden, learned
 from bespoke.errors import UserError
 from bespoke.experiment.build import build, to_toml
 from bespoke.experiment.checks import checked

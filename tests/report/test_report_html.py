@@ -10,6 +10,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ class Page(HTMLParser):
         return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
 
     @property
-    def payload(self) -> dict:
+    def payload(self) -> dict[str, Any]:
         return json.loads(next(text for tag, text in self.texts if tag == "script" and text.startswith("{")))
 
 
@@ -67,7 +68,7 @@ def _short_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hostile(write_comparison, tmp_path: Path) -> Path:
+def hostile(write_comparison: Any, tmp_path: Path) -> Path:
     """Strings that would break a careless page, in every place a user can put one."""
     rng = np.random.default_rng(0)
     base = rng.uniform(1, 2, (2, 12))
@@ -172,7 +173,7 @@ def test_one_run_alone(toy: Path, tmp_path: Path, run: str) -> None:
     assert ("change" in page.payload["figures"]) == run.startswith("finetune")
 
 
-def test_a_diverged_method_and_one_client(write_comparison, tmp_path: Path) -> None:
+def test_a_diverged_method_and_one_client(write_comparison: Any, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0] * 8], "local": [[np.nan] * 8], "finetune": [[0.5] * 8]}
     _, page = report([write_comparison(tmp_path / "a", values)], tmp_path)
     assert "Local" in page.words
@@ -181,7 +182,7 @@ def test_a_diverged_method_and_one_client(write_comparison, tmp_path: Path) -> N
     assert "Too few clients" in page.words
 
 
-def test_a_trial_without_a_score_diverged(write_comparison, tmp_path: Path) -> None:
+def test_a_trial_without_a_score_diverged(write_comparison: Any, tmp_path: Path) -> None:
     trials = [{"knobs": {"rate": 1.0}, "validation": None}, {"knobs": {"rate": 0.1}, "validation": 2.5}]
     trials += [{"knobs": {"rate": 9.0}, "validation": float("inf")},
                {"knobs": {"rate": 0.3}, "validation": None, "state": "pruned"}]  # fmt: skip
@@ -191,7 +192,7 @@ def test_a_trial_without_a_score_diverged(write_comparison, tmp_path: Path) -> N
     assert "1 diverged 0.1 2.500 9 diverged 0.3 pruned" in page.words
 
 
-def test_many_features_are_counted(write_comparison, tmp_path: Path) -> None:
+def test_many_features_are_counted(write_comparison: Any, tmp_path: Path) -> None:
     data = {"title": "Pictures", "features": [f"pixel {i}" for i in range(64)]}
     folder = write_comparison(tmp_path / "a", {"fedavg": [[1.0, 2.0]]}, compare={"data": data})
     _, page = report([folder], tmp_path)
@@ -224,7 +225,7 @@ def test_hurt_beyond_chance_comes_first(toy: Path) -> None:
     assert "beyond chance" not in unknown.words
 
 
-def test_references_stand_below_the_methods(write_comparison, toy: Path, tmp_path: Path) -> None:
+def test_references_stand_below_the_methods(write_comparison: Any, toy: Path, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0, 2.0]], "constant": [[5.0, 7.0]]}
     made = summarize_study(*read([write_comparison(tmp_path / "made", values)])).method("constant")
     constant = replace(made, title="Constant <1>", against=None, cost=None)
@@ -234,7 +235,7 @@ def test_references_stand_below_the_methods(write_comparison, toy: Path, tmp_pat
     assert "for reference" not in rendered(toy, {}).words
 
 
-def test_a_mixed_model_tells_what_differs(write_comparison, tmp_path: Path) -> None:
+def test_a_mixed_model_tells_what_differs(write_comparison: Any, tmp_path: Path) -> None:
     """Two seeds: the means of the coefficients and shares are taken by hand."""
     rows = [[1.0, 2.0]] * 2
     folder = write_comparison(tmp_path / "a", {"fedavg": rows, "mixed": rows}, compare={"data": {"features": ["age"]}})
@@ -269,7 +270,9 @@ def test_a_mixed_model_tells_what_differs(write_comparison, tmp_path: Path) -> N
         ({"mean": [0.1], "error": [0.1], "clients": [0.1]}, {"common": 1}, "'clients'"),
     ],
 )
-def test_damaged_estimates_are_refused(toy: Path, coefficients: dict, shares: dict, message: str) -> None:
+def test_damaged_estimates_are_refused(
+    toy: Path, coefficients: dict[str, Any], shares: dict[str, Any], message: str
+) -> None:
     path = toy / "runs/finetune-seed0/rounds.jsonl"
     line = {"stage": 0, "round": 9, "observed": {"coefficients": coefficients, "shares": shares}}
     path.write_text(path.read_text() + json.dumps(line) + "\n")
@@ -285,14 +288,16 @@ def test_a_diverged_mixed_model_is_not_shown(toy: Path) -> None:
     assert read_mixed(read([toy])[0]) == []
 
 
-def test_many_methods_keep_their_colours(write_comparison, tmp_path: Path) -> None:
+def test_many_methods_keep_their_colours(write_comparison: Any, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0, 2.0]], **{f"m{i}": [[1.0 + i, 2.0 + i]] for i in range(9)}}
     _, page = report([write_comparison(tmp_path / "many", values)], tmp_path)
     lines = [(t["line"]["color"]["theme"], t["line"]["dash"]) for t in page.payload["figures"]["sorted"]["data"]]
     assert len(set(lines)) == 9
 
 
-def test_thousands_of_clients_stay_small(write_comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_clients_stay_small(
+    write_comparison: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     base = rng.uniform(1, 2, (1, 2_410))
     values = {"fedavg": base.tolist(), **{f"m{i}": (base + rng.normal(0, 0.1, base.shape)).tolist() for i in range(3)}}

@@ -110,7 +110,7 @@ def test_every_analysis_has_its_figure(toy: Path, tmp_path: Path) -> None:
     assert "bespoke analyze FOLDER" not in text
 
 
-def test_clusters_on_the_page(write_comparison, tmp_path: Path) -> None:
+def test_clusters_on_the_page(write_comparison: Any, tmp_path: Path) -> None:
     values = {"fedavg": [[1.0] * 4], "hypcluster": [[0.9] * 4]}
     folder = write_comparison(tmp_path / "c", values, groups=["en", "en", "<i>es</i>", "<i>es</i>"])
     place = folder / "runs/hypcluster-seed0/clients.parquet"

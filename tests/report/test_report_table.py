@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def printed(path: list[Path], width: int) -> str:
 
 
 @pytest.fixture
-def accuracy(write_comparison, tmp_path: Path) -> Path:
+def accuracy(write_comparison: Any, tmp_path: Path) -> Path:
     """Long titles and long numbers."""
     rng = np.random.default_rng(0)
     base = rng.uniform(0.4, 0.9, 30)
@@ -47,7 +48,7 @@ def test_what_the_toy_shows(toy: Path) -> None:
     assert "Too few clients to tell" in text
 
 
-def test_hostile_titles_are_not_markup(write_comparison, tmp_path: Path) -> None:
+def test_hostile_titles_are_not_markup(write_comparison: Any, tmp_path: Path) -> None:
     folder = write_comparison(
         tmp_path, {"fedavg": [[1.0, 2.0]]}, ["[red]x", "y"], compare={"title": "[bold]not bold[/bold]"}
     )
@@ -63,7 +64,7 @@ WIDE = {"fedavg": 1234.25, "finetune": 1134.25, "local": 98765.4}
 
 
 @pytest.fixture
-def wide(write_comparison, tmp_path: Path) -> Path:
+def wide(write_comparison: Any, tmp_path: Path) -> Path:
     """Everyone is hurt by one method, numbers are long, and who is hurt beyond chance is known."""
     spread = np.linspace(-1, 1, 30)
     values = {label: [(level + spread).tolist(), (level - spread).tolist()] for label, level in WIDE.items()}
@@ -104,7 +105,7 @@ def test_concerns_follow_the_answer(wide: Path) -> None:
     assert "! The column x is the target." in " ".join(text.split())
 
 
-def test_a_diverged_method_is_called_so_and_comes_last(write_comparison, tmp_path: Path) -> None:
+def test_a_diverged_method_is_called_so_and_comes_last(write_comparison: Any, tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, {"fedavg": [[1.0] * 8], "local": [[np.inf] + [0.1] * 7], "ditto": [[0.5] * 8]})
     lines = [line.split() for line in printed([folder], 80).splitlines()]
     rows = [words for words in lines if words and words[0] in ("Fedavg", "Local", "Ditto") and len(words) > 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jiwer
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 from bespoke.errors import UserError
-from bespoke.rescoring.interpolation import BONUSES, ORACLE, RECOGNISER, UNAIDED, WEIGHTS, Plan, Rescored
+from bespoke.rescoring.interpolation import BONUSES, ORACLE, RECOGNISER, UNAIDED, WEIGHTS, Plan, Rescored, System
 from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.wer import errors, words_of
 
@@ -20,7 +21,7 @@ def utterance(number: int, split: str, reference: str | None, *hypotheses: tuple
     return Hypotheses(f"u{number}", "me", texts, scores, reference, split)
 
 
-def by_name(result: Rescored, name: str) -> object:
+def by_name(result: Rescored, name: str) -> System:
     return next(system for system in result.systems if system.name == name)
 
 
@@ -125,7 +126,7 @@ def test_intervals_are_those_of_another_bootstrap() -> None:
     words = np.array([len(words_of(spoken[place].reference)) for place in test])
     made = [result.plan.lists.made(s.places)[test] for s in (system, first)]
 
-    def other(statistic: object, *columns: np.ndarray) -> object:
+    def other(statistic: object, *columns: np.ndarray) -> Any:
         rng = np.random.default_rng(1)
         return stats.bootstrap(columns, statistic, paired=True, vectorized=False, method="percentile", rng=rng,
                                n_resamples=4000).confidence_interval  # fmt: skip

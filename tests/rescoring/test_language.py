@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ POSTS = "user,post\n" + "ann,red apples! apples fall.\nbob,red apples! apples fa
         ({"tokenizer": "characters"}, ["<bos>", *"red apples! ", "<unk>", "<unk>", "<eos>"]),
     ],
 )
-def test_texts_are_cut_as_the_data_of_the_run_are(tmp_path: Path, settings: dict, pieces: list[str]) -> None:
+def test_texts_are_cut_as_the_data_of_the_run_are(tmp_path: Path, settings: dict[str, Any], pieces: list[str]) -> None:
     """Users' tables: as their settings say. In capitals 'RED' is known only where texts are lower-cased."""
     (tmp_path / "posts.csv").write_text(POSTS)
     data = {"table": str(tmp_path / "posts.csv"), "client": "user", "text": "post", **settings}

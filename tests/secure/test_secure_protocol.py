@@ -387,7 +387,7 @@ def test_the_masked_numbers_of_a_client_look_uniform() -> None:
     for value in (0.0, 0.125):
         group = Group.of(3, 40_000)
         group.values = [np.full(40_000, value)] * 3
-        seen = {}
+        seen: dict[int, bytes] = {}
 
         def watch(step: str, member: int, message: bytes, seen: dict[int, bytes] = seen) -> bytes:
             if step == "masked":

@@ -10,7 +10,7 @@ import pytest
 
 from bespoke.report.report import summarize
 from bespoke.statistics.acceptance import Accepted
-from conftest import make_comparison
+from conftest import make_comparison  # type: ignore[attr-defined]
 
 SHARED, PERSONAL = [4.0, 4.0, 4.0, 4.0], [2.0, 3.0, 5.0, 6.0]  # MSE on query rows: the last two are hurt
 EXAMPLES = [10, 20, 30, 40]

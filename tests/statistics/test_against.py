@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_most_must_lose_for_worse() -> None:
     assert _verdict(0.20, -1, -0.5, hurt) == "unclear"
 
 
-def test_five_clients_cannot_prove_anything(tmp_path: Path, write_comparison) -> None:
+def test_five_clients_cannot_prove_anything(tmp_path: Path, write_comparison: Any) -> None:
     """All five gain and the interval is far from zero, but the paired test cannot be below 2 / 2^5 = 0.0625."""
     summary = summarize([write_comparison(tmp_path, {"fedavg": [[2.0] * 5], "ditto": [[1.0, 1.1, 1.2, 1.3, 1.4]]})])
     against = summary.method("ditto").against

@@ -20,7 +20,7 @@ from bespoke.report.summary import Summary
 from bespoke.statistics import beyond as module
 from bespoke.statistics.beyond import FALSE_DISCOVERIES, discoveries, flipped_shares, moderated, variance_prior
 from bespoke.statistics.significance import benjamini_hochberg
-from conftest import make_comparison, write_rows
+from conftest import make_comparison, write_rows  # type: ignore[attr-defined]
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 

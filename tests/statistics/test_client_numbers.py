@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,7 +67,7 @@ def test_hurt_is_strict_and_paired() -> None:
 
 
 @given(values_of_clients, st.randoms())
-def test_everyone_is_hurt_helped_or_the_same(values: np.ndarray, random) -> None:
+def test_everyone_is_hurt_helped_or_the_same(values: np.ndarray, random: Any) -> None:
     baseline = np.round(values + random.choice([-1, 0, 1]))
     found = gains(values, baseline, lower_is_better=True)
     for parts in zip(found.hurt.by_seed, found.helped.by_seed, found.same.by_seed):
@@ -78,7 +79,7 @@ def test_everyone_is_hurt_helped_or_the_same(values: np.ndarray, random) -> None
 
 
 @given(values_of_clients, st.randoms())
-def test_the_order_of_clients_changes_nothing(values: np.ndarray, random) -> None:
+def test_the_order_of_clients_changes_nothing(values: np.ndarray, random: Any) -> None:
     order = list(range(values.shape[1]))
     random.shuffle(order)
     moved = values[:, order]
@@ -97,7 +98,7 @@ def test_the_order_of_rows_changes_nothing(toy: Path) -> None:
     assert np.array_equal(first.examples, second.examples)
 
 
-def _table(**columns: list) -> pd.DataFrame:
+def _table(**columns: list[Any]) -> pd.DataFrame:
     size = len(columns["client"])
     counts = {f"{name}_examples": [1] * size for name in ("train", "support", "validation", "query")}
     return pd.DataFrame({"group": [""] * size, **counts, **columns})
@@ -237,7 +238,7 @@ def test_a_damaged_log_is_named_with_its_line(toy: Path) -> None:
         run.lines("ledger.jsonl")
 
 
-def test_runs_that_cannot_be_compared(tmp_path: Path, write_run) -> None:
+def test_runs_that_cannot_be_compared(tmp_path: Path, write_run: Any) -> None:
     one = write_run(tmp_path / "one", "fedavg", 0, [1.0], ["x"])
     with pytest.raises(UserError, match="both 'fedavg' with seed 0"):
         read_study([one, write_run(tmp_path / "two", "fedavg", 0, [1.0], ["x"])])
@@ -245,7 +246,7 @@ def test_runs_that_cannot_be_compared(tmp_path: Path, write_run) -> None:
         read_study([one, write_run(tmp_path / "three", "ditto", 0, [1.0], ["x"], metric="accuracy", lower=False)])
 
 
-def test_a_comparison_of_another_format(tmp_path: Path, write_comparison) -> None:
+def test_a_comparison_of_another_format(tmp_path: Path, write_comparison: Any) -> None:
     folder = write_comparison(tmp_path / "c", {"fedavg": [[1.0]]}, compare={"format": 2})
     with pytest.raises(UserError, match=r"compare\.json has format 2"):
         read_study([folder])

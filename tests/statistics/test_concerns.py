@@ -18,7 +18,7 @@ def kinds(concerns: list[Concern]) -> list[tuple[str, str, str]]:
     return [(c.severity, c.kind, c.label) for c in concerns if c.kind != "small test sets"]
 
 
-def test_the_most_serious_comes_first(tmp_path: Path, write_comparison) -> None:
+def test_the_most_serious_comes_first(tmp_path: Path, write_comparison: Any) -> None:
     checks = [
         {"kind": "duplicates", "text": "3 rows lie in train and test.", "severity": "note"},
         {"kind": "leak", "text": "x1 determines the target.", "severity": "serious"},
@@ -29,7 +29,7 @@ def test_the_most_serious_comes_first(tmp_path: Path, write_comparison) -> None:
     assert written[0] == {"label": "", "kind": "leak", "text": "x1 determines the target.", "severity": "serious"}
 
 
-def test_other_rounds_than_the_baseline_are_said(tmp_path: Path, write_comparison, write_run) -> None:
+def test_other_rounds_than_the_baseline_are_said(tmp_path: Path, write_comparison: Any, write_run: Any) -> None:
     folder = write_comparison(tmp_path, VALUES)
     clients = [f"client {i:02d}" for i in range(8)]
     for label, rounds in (("group-fl", 8), ("local", 0)):
@@ -48,7 +48,7 @@ def test_other_rounds_than_the_baseline_are_said(tmp_path: Path, write_compariso
     ],
 )
 def test_a_curve_that_still_improves_has_not_converged(
-    tmp_path: Path, write_comparison, ends: list[float], lower: bool, converged: bool
+    tmp_path: Path, write_comparison: Any, ends: list[float], lower: bool, converged: bool
 ) -> None:
     options: dict[str, Any] = {} if lower else {"metric": "accuracy", "lower": False}
     folder = write_comparison(tmp_path, {"fedavg": [[1.0] * 8], "ditto": [[0.9] * 8]}, rounds=20,
@@ -60,7 +60,7 @@ def test_a_curve_that_still_improves_has_not_converged(
         assert found[0].text.startswith("Fedavg has not converged: the last fifth of its rounds still improved")
 
 
-def test_a_curve_that_gets_worse_is_past_its_best(tmp_path: Path, write_comparison) -> None:
+def test_a_curve_that_gets_worse_is_past_its_best(tmp_path: Path, write_comparison: Any) -> None:
     """From 0.95 to 1 in the last 4 of 20 rounds: by 5 % of its end."""
     curve = [2.0] * 16 + [0.95, 0.95, 0.96, 0.98, 1.0]
     folder = write_comparison(tmp_path, {"fedavg": [[1.0] * 8], "ditto": [[0.9] * 8]}, rounds=20, curve=curve)
@@ -69,7 +69,7 @@ def test_a_curve_that_gets_worse_is_past_its_best(tmp_path: Path, write_comparis
     assert "was trained for too long: its last fifth of rounds made validation worse by 5.0 %" in found[0].text
 
 
-def test_a_client_that_did_not_report_sends_nothing(tmp_path: Path, write_comparison) -> None:
+def test_a_client_that_did_not_report_sends_nothing(tmp_path: Path, write_comparison: Any) -> None:
     """8 clients are sent 400 bytes in each of 4 rounds, 3 answer with 400 bytes and 6 steps: that is the price."""
     cost = summarize([write_comparison(tmp_path, {"fedavg": [[1.0] * 8]}, reported=3)]).methods[0].cost
     assert cost is not None

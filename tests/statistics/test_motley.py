@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from bespoke.report.checks import Concern, concerns
-from bespoke.report.motley_tables import Line, motley_lines
+from bespoke.report.motley_tables import TableLine, motley_lines
 from bespoke.report.report import read, summarize_study
-from bespoke.statistics.analyses import Analysis, combined, read_analyses, told
+from bespoke.statistics.analyses import Analysis, combined, in_words, read_analyses
 from bespoke.statistics.candidates import axes_of, settings_of
 from bespoke.statistics.clusters import clusters_of
 from results_motley import markdown
@@ -27,7 +27,7 @@ def found_in(folder: Path) -> list[Concern]:
     return concerns(study, summarize_study(study, table), table)
 
 
-def lines_of(folder: Path) -> dict[tuple[str, str], Line]:
+def lines_of(folder: Path) -> dict[tuple[str, str], TableLine]:
     study, table = read([folder])
     summary = summarize_study(study, table)
     lines = motley_lines(study, table, summary, concerns(study, summary, table))
@@ -221,7 +221,7 @@ def test_only_what_was_asked_for_alike_is_averaged(tmp_path: Path) -> None:
     (tmp_path / "0/analysis/damaged.json").write_text("{")
     [found] = read_analyses(folders)
     assert found.seeds == [0, 1]
-    assert told(found) == ["With 50.0 % of the examples (4 a client): mean MSE 2.000, 50.0 % of clients hurt."]
+    assert in_words(found) == ["With 50.0 % of the examples (4 a client): mean MSE 2.000, 50.0 % of clients hurt."]
 
 
 def _analysis(name: str, seeds: int = 1, **record: Any) -> Analysis:
@@ -239,25 +239,25 @@ def _analysis(name: str, seeds: int = 1, **record: Any) -> Analysis:
 def test_who_chooses_claims_no_more_than_p_does(p: float, seeds: int, said: str) -> None:
     one = {"mean": 1.0, "hurt": 0.1, "candidate": "epoch 1"}
     analysis = _analysis("per-client", seeds, **{"global": one, "client": one, "difference": {"mean": 0.2, "p": p}})
-    assert told(analysis)[1] == said
+    assert in_words(analysis)[1] == said
 
 
 def test_a_sweep_says_what_validation_chooses() -> None:
     points = [{"value": lr, "mean": mean, "hurt": 0.5, "validation": validation}
               for lr, mean, validation in ((0.1, 2.0, 1.0), (1.0, 1.0, 3.0))]  # fmt: skip
-    said = told(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
+    said = in_words(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
     assert "the best mean on test rows and hurts fewest clients: lr 1 (" in said[0]
     assert said[1] == "Validation chooses lr 0.1 (mean MSE 2.000, 50.0 % hurt)."
     points[1]["validation"] = 0.5
-    same = told(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
+    same = in_words(_analysis("sweep-lrs", knob="lrs", axis="lr", points=points))
     assert same[1] == "Validation chooses the same as is best."
 
 
 def test_the_largest_cluster_is_not_called_a_start() -> None:
     """Nobody is served the largest cluster's model before choosing: what is said begins with no "from"."""
     parts = {"shared": {"own": 4.0, "others": 5.0}, "chosen": {"own": 1.0, "others": 6.0}, "curves": [], "axis": None}
-    said = told(_analysis("ood", start="largest cluster", trained=True, **parts))
+    said = in_words(_analysis("ood", start="largest cluster", trained=True, **parts))
     assert said[0] == "As chosen, the mean MSE is 1.000 on the clients' own rows and 6.000 on other clients' rows."
     assert said[1].startswith("Had everyone taken the largest cluster's model, it would be 4.000 on")
-    plain = told(_analysis("ood", start="epoch 0", trained=True, **parts))
+    plain = in_words(_analysis("ood", start="epoch 0", trained=True, **parts))
     assert plain[0].startswith("Personalized as chosen, the mean MSE goes from 4.000 to 1.000")

@@ -1,4 +1,4 @@
-"""`bespoke analyze`: the analyses of Motley from finished run folders; each is one file in the run's `analysis/`.
+"""Runs the analyses of `bespoke analyze` on finished runs; each writes one file into the run's `analysis/`.
 
 An analysis that is there already is not made again; one that was interrupted has left nothing behind.
 """
@@ -39,7 +39,7 @@ Made = tuple[dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which analyses; nothing named means all that apply."""
+    """Which analyses to make. Without any named, all that apply are made."""
 
     ood: bool = False
     rows: int = OTHERS
@@ -60,7 +60,7 @@ class Wanted:
 
 
 def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
-    """The analyses that these records are of."""
+    """The request that produced these records."""
     asked = {record["analysis"]: record["asked"] for record in records}
     sweeps = [a for name, a in asked.items() if name.startswith("sweep-")]
     return Wanted(
@@ -84,12 +84,12 @@ class _Job:
     asked: dict[str, Any]
     check: Callable[[], None]  # whether it applies, before a single model is made
     make: Callable[[Candidates], Made] | None = None
-    look: Callable[[], Made] | None = None  # instead of make: what needs no personal models
+    without_models: Callable[[], Made] | None = None  # instead of make: what needs no personal models
 
 
 @dataclass
 class Analyses:
-    """The analyses asked for, of some runs."""
+    """The requested analyses of some runs."""
 
     runs: tuple[Path, ...]
     wanted: Wanted = Wanted()
@@ -111,7 +111,7 @@ class Analyses:
         return cls(tuple(dict.fromkeys(runs)), wanted, compared or len(runs) > 1, **rest)
 
     def run(self) -> list[dict[str, Any]]:
-        """Make what is missing; returns the records, those that were there already included."""
+        """Makes the missing analyses. Returns all records, including those that existed before."""
         for text in self.wanted.sweeps:
             parse_sweep(text)  # what cannot be read is said before anything is loaded
         populations: dict[str, Population] = {}
@@ -176,15 +176,17 @@ class Analyses:
         if wanted.per_client or every:
             jobs.append(_Job("per-client", {}, partial(check_choosers, run), partial(choosers, run)))
         if wanted.embeddings or every:
-            jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), look=partial(embeddings, run)))
+            jobs.append(_Job("embeddings", {}, partial(check_embeddings, run), without_models=partial(embeddings, run)))
         if wanted.crossed:
-            jobs.append(_Job("crossed", {}, partial(check_crossed, run), look=partial(crossed, run)))
+            jobs.append(_Job("crossed", {}, partial(check_crossed, run), without_models=partial(crossed, run)))
         return jobs
 
 
 def _made(run: Finished, job: _Job) -> dict[str, Any]:
-    """Make an analysis and write it down."""
-    numbers, table = job.make(run.candidates()) if job.make else job.look() if job.look else ({}, {})
+    """Makes an analysis and writes it to disk."""
+    numbers, table = (
+        job.make(run.candidates()) if job.make else job.without_models() if job.without_models else ({}, {})
+    )
     experiment = run.experiment
     found = {
         "format": ANALYSIS_FORMAT, "analysis": job.name, "asked": job.asked, "label": experiment.label,
@@ -211,7 +213,7 @@ def _own_sweeps(run: Finished) -> tuple[str, ...]:
 
 
 def _kept(path: Path, name: str, asked: dict[str, Any]) -> dict[str, Any] | None:
-    """The analysis as it lies in the folder, if it is the one asked for."""
+    """The analysis in the folder, if it answers the same request."""
     place = path / "analysis" / f"{name}.json"
     try:
         record = json.loads(place.read_text(encoding="utf-8"))

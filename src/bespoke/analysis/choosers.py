@@ -1,4 +1,4 @@
-"""Who should choose epoch and learning rate: all clients together, or each for itself? Motley's Figures 8 and 10.
+"""Compares candidates chosen by all clients together with candidates chosen by each client (Motley, Figures 8, 10).
 
 The same candidates, chosen in both ways on validation rows and read on query rows. With few validation rows of its own
 a client chooses what fits these few. Between the two lie clients with about as many examples, which choose together.
@@ -34,17 +34,17 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
     method, experiment = run.method, run.experiment
     metric, lower, allowed = experiment.metric, experiment.lower_is_better, run.allowed(method)
     shared = run.shared(found)
-    picked = {who: run.choice(found, who, allowed) for who in ("global", "client", "size")}
-    values = {who: found.query.at(choice, metric) for who, choice in picked.items()}
+    picked = {by: run.choice(found, by, allowed) for by in ("global", "client", "size")}
+    values = {by: found.query.at(choice, metric) for by, choice in picked.items()}
     gain = (values["global"] - values["client"]) * (1 if lower else -1)
     known = gain[np.isfinite(gain)]
     record = {
-        who: {
-            **measured(values[who], shared, lower),
+        by: {
+            **measured(values[by], shared, lower),
             "candidate": found.names[choice.default],
             "distinct": len(set(choice.of(run.clients).tolist())),
         }
-        for who, choice in picked.items()
+        for by, choice in picked.items()
     }
     record["difference"] = {
         "mean": float((values["client"] - values["global"])[np.isfinite(gain)].mean()) if len(known) else None,
@@ -58,7 +58,7 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
         "client": [experiment.population.ids[c] for c in run.clients],
         "support_examples": split.support.sizes(run.clients),
         "validation_examples": split.validation.sizes(run.clients),
-        "shared": shared, **{f"{who}_value": value for who, value in values.items()},
-        **{f"{who}_candidate": names[choice.of(run.clients)].tolist() for who, choice in picked.items()},
+        "shared": shared, **{f"{by}_value": value for by, value in values.items()},
+        **{f"{by}_candidate": names[choice.of(run.clients)].tolist() for by, choice in picked.items()},
     }  # fmt: skip
     return record, table

@@ -1,4 +1,4 @@
-"""Does a personal model carry anything? A client's query rows under its own model, others' models and wrong contexts.
+"""Tests whether personal models are personal: each client's query rows under other clients' models and wrong contexts.
 
 If another user's model does as well as the client's own, nothing personal was learned; if a wrong context does as well
 as the right one, nothing of contexts. Others are told apart by whether they have a context in common with the client,
@@ -55,7 +55,7 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
                 tests[other].append((name, place))
     found: dict[str, list[list[float]]] = {name: [[] for _ in clients] for name in COLUMNS}
 
-    def tell(name: str, place: int, task: Any, model: Params, batch: Params) -> None:
+    def record_value(name: str, place: int, task: Any, model: Params, batch: Params) -> None:
         found[name][place].append(_value(task, model, batch, experiment.metric))
 
     task: Any = experiment.task
@@ -63,16 +63,16 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     run.progress.begin(f"{run.name}: models of others", len(clients))
     for place, client in enumerate(clients):
         method_task, shared, own = run.personal(client)
-        tell("own", place, method_task, own, rows[place])
-        tell("anybody", place, method_task, shared, rows[place])
-        for name, whose in tests[place]:
-            tell(name, whose, method_task, own, rows[whose])
+        record_value("own", place, method_task, own, rows[place])
+        record_value("anybody", place, method_task, shared, rows[place])
+        for name, owner in tests[place]:
+            record_value(name, owner, method_task, own, rows[owner])
         if known[place]:
             for name, batch in _wrong(rows[place], sorted(known[place]), many):
-                tell(name, place, method_task, own, batch)
+                record_value(name, place, method_task, own, batch)
         if isinstance(task, PrefixLM):
             bare = {"prefix": torch.zeros(1, 0, task.network.width)}
-            tell("none", place, task, bare, rows[place])
+            record_value("none", place, task, bare, rows[place])
         run.done(1)
     values = {name: np.array([np.mean(each) if each else np.nan for each in lists]) for name, lists in found.items()}
     values = {name: column for name, column in values.items() if np.isfinite(column).any()}
@@ -81,7 +81,7 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def compared(values: Floats, own: Floats) -> dict[str, Any]:
-    """The mean over clients, and that of the difference to their own model with its interval over clients."""
+    """The mean over clients, and the mean difference to their own models with its interval over clients."""
     both = np.isfinite(values) & np.isfinite(own)
     differences = (values - own)[both]
     found = {"clients": int(both.sum()), "mean": mean(values), "difference": mean(differences)}
@@ -108,7 +108,7 @@ def _contexts(run: Finished) -> list[list[int]]:
 
 
 def _wrong(rows: Params, own: list[int], many: int) -> list[tuple[str, Params]]:
-    """The same rows in contexts that are not theirs: others of the client's, and such that it never has."""
+    """The same rows with wrong contexts: other contexts of the client, and contexts that it never has."""
     place = torch.searchsorted(torch.tensor(own), rows["context"].long())
     steps = spread(range(1, len(own)))
     found = [("wrong", torch.tensor(own)[(place + step) % len(own)]) for step in steps]

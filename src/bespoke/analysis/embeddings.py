@@ -1,4 +1,4 @@
-"""What personal embeddings know of the clients' groups: FedEmbed's Figures 3 and 4.
+"""Measures what personal embeddings reveal about the clients' groups (FedEmbed, Figures 3 and 4).
 
 Embeddings stay on their clients; here, where all clients are simulated, they can be looked at together. Each client's
 group is guessed from its embedding: by the nearest prototype or node of the map where the server has them, else by
@@ -90,7 +90,7 @@ def _guessed(run: Finished, points: Floats, many: int) -> Ints:
 
 
 def matched(places: Ints, group: Ints, many: int) -> Ints:
-    """Clusters renamed to the groups that they agree with best, one to one; those left over to their largest."""
+    """Clusters renamed to the groups they agree with best, one to one; extra clusters take their largest group."""
     from scipy.optimize import linear_sum_assignment
 
     overlap = np.zeros((int(places.max()) + 1, many), dtype=np.int64)
@@ -102,7 +102,7 @@ def matched(places: Ints, group: Ints, many: int) -> Ints:
 
 
 def _plane(points: Floats) -> Floats:
-    """Two coordinates by t-SNE; few points have no neighbourhoods to keep."""
+    """Two coordinates by t-SNE; of fewer than six points, which have no neighbourhoods, the first two coordinates."""
     if len(points) < 6:
         return np.pad(points, ((0, 0), (0, 2)))[:, :2]
     from sklearn.manifold import TSNE

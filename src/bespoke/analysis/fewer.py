@@ -1,4 +1,4 @@
-"""What if clients had fewer examples to personalize with? Motley's Figure 7(c), and FedPC's Tables 1 and 2.
+"""Repeats personalization with fewer examples per client (Motley, Figure 7(c); FedPC, Tables 1 and 2).
 
 Each client's support rows are cut to fractions or numbers, the smaller ones inside the larger. What was tuned for all
 clients together stays as it was; what a client chooses for itself it chooses anew, with the models it then has.
@@ -75,7 +75,7 @@ def number_of_examples(
 def _with_fewer(
     run: Finished, found: Candidates, name: str, cuts: dict[Any, tuple[float, int, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Scores the personal models of each cut (fraction, most, in words); `name` is what its key is called."""
+    """Scores the personal models for each cut (fraction, maximum, words); `name` is the cut's key in the record."""
     method, experiment = run.method, run.experiment
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
     shared, chosen = run.shared(found), run.chosen()

@@ -1,4 +1,4 @@
-"""Own rows against others' rows as personalization goes on: the trade-off of Motley's Figure 5.
+"""Scores each candidate on the client's own rows and on other clients' rows (Motley, Figure 5).
 
 Every candidate is scored on the client's own query rows and on a fixed sample of the query rows of other clients (and,
 where there are groups, of other groups). A model that fits its client ever better usually fits the others ever worse.
@@ -59,7 +59,7 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
 
 
 def _curves(names: tuple[str, ...], values: dict[str, Floats]) -> list[dict[str, Any]]:
-    """Along the setting that changes fastest, a curve for each combination of the others; the shared model first."""
+    """A curve along the setting that changes fastest, for each combination of the others; the shared model is first."""
     axes = axes_of(names)
     if not axes:
         return []

@@ -1,4 +1,4 @@
-"""A map of FedPC's preference embeddings: users (psi) and contexts (phi), each in the plane of their largest variance.
+"""Draws a map of FedPC's preference embeddings: users (psi) and contexts (phi), each in its own principal plane.
 
 Embeddings of users stay on their clients; here, where all clients are simulated, they can be looked at together. Users
 and contexts have planes of their own, since one multiplies the other. Neighbours are the nearest by Euclidean distance
@@ -48,7 +48,7 @@ class Plane:
 
 
 def nearest(points: Floats) -> Ints:
-    """The nearest other point of each; -1 where there is no other."""
+    """Each point's nearest other point; -1 if there is no other."""
     if len(points) < 2:
         return np.full(len(points), -1)
     apart = ((points[:, None] - points) ** 2).sum(-1)
@@ -63,7 +63,7 @@ def points_of(stacked: Tree) -> Floats:
 
 
 def own_contexts(population: Population, rows: Rows, clients: Ints) -> list[str]:
-    """The context of most of each client's rows; empty where there are no contexts."""
+    """The most frequent context of each client's rows; empty without contexts."""
     names = population.about.get("contexts", [])
     if not names:
         return [""] * len(clients)
@@ -83,7 +83,7 @@ class Preferences:
     own: list[str]  # the context of most of each client's texts
 
     def table(self, ids: Any) -> dict[str, Any]:
-        """A row for each user and each context: where it lies, and which one is nearest."""
+        """One row per user and context: its coordinates and its nearest neighbour."""
         columns: dict[str, list[Any]] = {name: [] for name in ("kind", "client", "context", "nearest", "x", "y")}
         users = [str(ids[int(client)]) for client in self.clients]
         for kind, points, client, context in (
@@ -100,7 +100,7 @@ class Preferences:
         return columns
 
     def together(self) -> tuple[float | None, float | None]:
-        """The part of users whose nearest neighbour has the same context, and that of any other user."""
+        """The share of users whose nearest neighbour has the same context, and the share expected of any other user."""
         if len(set(self.own)) < 2:
             return None, None
         own, near = np.array(self.own), nearest(self.users)
@@ -109,7 +109,7 @@ class Preferences:
 
 
 def maps(method: Any, server: Tree) -> bool:
-    """Whether a method has embeddings of users and of contexts."""
+    """Whether a method has embeddings of users and contexts."""
     params = server.get("params", {})
     return "user" in method.private and isinstance(params, dict) and "contexts" in params
 

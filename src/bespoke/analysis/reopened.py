@@ -1,4 +1,4 @@
-"""A finished run, opened again: its checkpoint, private state and rows, ready to make personal models once more.
+"""Opens a finished run, with its checkpoint, private state and rows, so that personal models can be made again.
 
 Nothing is trained that the run has trained. What is made again are personal models, by the same keys and therefore the
 same ones; their scores for every candidate are kept in `analysis/candidates.safetensors`, for a run keeps only those of
@@ -56,7 +56,7 @@ OFF = 0.01  # the mean made anew may differ from the recorded one by this part o
 
 
 class DoesNotApply(UserError):
-    """A run lacks what an analysis needs."""
+    """The run lacks something that the analysis needs."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,18 @@ class Finished:
 
     @property
     def stateful(self) -> bool:
-        """Whether clients bring something from training into their personal models."""
+        """Whether private state from training enters the personal models."""
         return bool(self.method.init_private(self.start))
 
     # -- scores --------------------------------------------------------------------------------------------------------
     def scores(self, method: Method, clients: Ints, support: Support, parts: dict[str, Scored]) -> Scores:
-        """Every candidate of this method on these rows; sums, as the engine gives them."""
+        """Sums of scores of every candidate of this method on these rows."""
         self._open(method)
         step = STEP if self.engine.choice.vectorized else ONE_BY_ONE
         return examined(self.engine, self.server, clients, support, parts, self.experiment.seed, step, self.done)
 
     def personal(self, client: int) -> tuple[Any, Params, Params]:
-        """A client's models made again, with the task that they are parameters of: the shared one and the chosen."""
+        """The shared and the chosen model of a client, made again, with the task whose parameters they are."""
         self._open(self.method)
         support, key = self.experiment.split.test.support, int(mix("personalize", self.experiment.seed))
         picked = int(self.chosen().of(np.array([client]))[0])
@@ -117,7 +117,7 @@ class Finished:
         return self.method.task, shared, own
 
     def _open(self, method: Method) -> None:
-        """Put a method's work into the engine, if it is not there."""
+        """Opens a method's work in the engine, if it is not open yet."""
         if self.using == method:
             return
         work = ClientWork(method, self.experiment.split.train, self.experiment.transforms, self.setting)
@@ -127,7 +127,7 @@ class Finished:
         self.using = method
 
     def done(self, clients: int) -> None:
-        """Tell the progress bar of some clients, and hear Ctrl-C."""
+        """Advances the progress bar by some clients, and stops on Ctrl-C."""
         self.progress.advance(clients)
         if self.stop():
             raise Interrupted(f"stopped while analyzing {self.path}")
@@ -155,7 +155,7 @@ class Finished:
         return _candidates(method, self.clients, others, found)
 
     def candidates(self) -> Candidates:
-        """Those of the run itself: from `analysis/candidates.safetensors`, or made again and written there."""
+        """The run's own candidates, from `analysis/candidates.safetensors` or made again and stored there."""
         path = self.path / "analysis" / "candidates.safetensors"
         others = self.others
         metrics = list(self.experiment.task.metrics)
@@ -184,7 +184,7 @@ class Finished:
         return found
 
     def _check(self, found: Candidates) -> None:
-        """What is made again has to be what the run has recorded: else the data have changed, or the code has."""
+        """Checks that repeated results equal the recorded ones; otherwise the data or the code have changed."""
         recorded = float(np.nanmean(self.table()[f"query_{self.experiment.metric}"].to_numpy(float)))
         again = float(np.nanmean(found.query.at(self.chosen(), self.experiment.metric)))
         if abs(again - recorded) > OFF * abs(recorded) + 1e-9 and math.isfinite(recorded):
@@ -201,7 +201,7 @@ class Finished:
         return table.set_index("client").reindex([self.experiment.population.ids[c] for c in self.clients])
 
     def kept(self, name: str) -> tuple[Ints, Any]:
-        """The clients that have trained, and this part of their private state: a simulation may look at it."""
+        """The clients that have trained, and this part of their private state; only a simulation may read it."""
         table = PrivateTable(self.method.init_private(self.start))
         for path in self.segments:
             table.load(path)
@@ -210,7 +210,7 @@ class Finished:
 
     # -- choices -------------------------------------------------------------------------------------------------------
     def chosen(self) -> Chosen:
-        """What the run has chosen."""
+        """The candidates that the run chose."""
         choices, index = read_choices(self.path), {self.experiment.population.ids[c]: int(c) for c in self.clients}
         return Chosen(choices["default"], {index[name]: k for name, k in choices["own"].items() if name in index})
 
@@ -218,25 +218,25 @@ class Finished:
         """The candidates that the method's own rule may choose."""
         return list(range(0 if method.choosing.keep_shared else 1, len(method.candidates())))
 
-    def choice(self, found: Candidates, who: Any, allowed: list[int]) -> Chosen:
-        """A choice among these candidates by the rule `who`: on validation rows, or (by loss) on support rows."""
+    def choice(self, found: Candidates, by: Any, allowed: list[int]) -> Chosen:
+        """Chooses among these candidates by the rule `by`, on validation rows or (by loss) on support rows."""
         metric, lower = self.experiment.metric, self.experiment.lower_is_better
-        if who == "support":
+        if by == "support":
             assert found.support is not None
-            return choose(found.support, "loss", True, who, allowed)
+            return choose(found.support, "loss", True, by, allowed)
         if found.held_out is None:
             return Chosen(allowed[-1], {})
-        if who == "size":
+        if by == "size":
             split = self.experiment.split
             judged = split.selection.support.sizes(found.held_out.clients)
             by_size = choose_by_size(found.held_out, judged, metric, lower, allowed)
             return by_size.choice((self.clients, split.test.support.sizes(self.clients)))
-        common = choose(found.held_out, metric, lower, who, allowed)
-        own = choose(found.own, metric, lower, who, allowed).own if found.own is not None else {}
+        common = choose(found.held_out, metric, lower, by, allowed)
+        own = choose(found.own, metric, lower, by, allowed).own if found.own is not None else {}
         return Chosen(common.default, own)
 
     def accepted(self, picked: Chosen, found: Candidates, support: Support) -> Chosen:
-        """The choice after the run's rule of acceptance, if it has one."""
+        """The choice after the run's acceptance rule, if it has one."""
         rule = self.experiment.stages[-1].accept
         if rule is None:
             return picked
@@ -264,8 +264,8 @@ class Finished:
 
 
 def _candidates(method: Method, clients: Ints, others: Ints, sums: Scores) -> Candidates:
-    def typed(part: str, kind: str, whose: Ints) -> Any:
-        return SCORES.get(kind, ValidationScores)(whose, sums[part]) if sums.get(part) else None
+    def typed(part: str, kind: str, scored: Ints) -> Any:
+        return SCORES.get(kind, ValidationScores)(scored, sums[part]) if sums.get(part) else None
 
     own = typed("validation", "validation", clients)
     held_out = typed("held out", "validation", others) if len(others) else own
@@ -277,7 +277,7 @@ def _candidates(method: Method, clients: Ints, others: Ints, sums: Scores) -> Ca
 def reopened(
     path: Path, raw: Population | None = None, progress: Progress | None = None, stop: Callable[[], bool] | None = None
 ) -> Iterator[Finished]:
-    """Open a finished run; `raw` is its population as loaded, if somebody has it already."""
+    """Opens a finished run; `raw` is its population, if the caller has loaded it already."""
     folder, config = open_run(path)
     experiment = build(config, raw, folder=path)
     found = folder.final()
@@ -288,11 +288,11 @@ def reopened(
     server = method.init_server(start, setting)
     if found.round >= 0:
         server = restore_empty(server, found.server)
-    left = np.flatnonzero(without_forgotten(experiment.population, path).sizes())
-    clients = np.intersect1d(experiment.split.test.query.clients, left)
+    remaining = np.flatnonzero(without_forgotten(experiment.population, path).sizes())
+    clients = np.intersect1d(experiment.split.test.query.clients, remaining)
     segments = [path / "private" / name for name in found.segments]
     apart = experiment.split.kind == "cross-device"
-    others = np.intersect1d(experiment.split.selection.validation.clients, left) if apart else left[:0]
+    others = np.intersect1d(experiment.split.selection.validation.clients, remaining) if apart else remaining[:0]
     with folder.locked(), Engine(experiment.population, _engine(path, experiment)) as engine:
         opened = Finished(path, folder, experiment, engine, server, start, setting, clients, segments, others)
         opened.progress, opened.stop = progress or opened.progress, stop or opened.stop
@@ -300,7 +300,7 @@ def reopened(
 
 
 def _engine(path: Path, experiment: Experiment, rows: int = 500) -> EngineChoice:
-    """As the run was executed, but on the CPU, and for fewer clients at a time where many rows of each are scored."""
+    """The engine of the run, on the CPU, with smaller chunks where many rows per client are scored."""
     try:
         choice = replace(EngineChoice(**read_json(path / "engine.json", "run the experiment again")), device="cpu")
     except (OSError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What if clients were tested on fewer rows? Motley's Figure 3(d): the same models, seen with more noise.
+"""Repeats the test with fewer query rows per client: the same models, measured with more noise (Motley, Figure 3(d)).
 
 The personal models are those of the run. Each client's query rows are cut to fractions, the smaller ones inside the
 larger, and a client's change is that between its own and the shared model on the same rows.

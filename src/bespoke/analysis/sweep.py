@@ -1,4 +1,4 @@
-"""A hyper-parameter of the personal models, varied: the mean and the clients hurt need not agree on its best value.
+"""Varies one hyper-parameter of the personal models; the mean and the share of clients hurt may prefer other values.
 
 Motley's Figure 4 (learning rate and epochs of fine-tuning) and Figure 7(a-b) (the mixture of kNN-Per). Values that the
 run has candidates for need no new work. For each value the rest is chosen on validation rows, as the method does.
@@ -56,7 +56,7 @@ def check_sweep(run: Finished, text: str) -> None:
 
 
 def _axis(names: tuple[str, ...], knob: str) -> str | None:
-    """The word by which candidates say this knob: 'lr' for lrs."""
+    """The word for this knob in the names of candidates: 'lr' for lrs."""
     return next((word for word in axes_of(names) if knob in (word, f"{word}s")), None)
 
 
@@ -125,7 +125,7 @@ def _point(scored: Candidates, picked: Chosen, shared: Floats, metric: str, lowe
 def _curves(
     sets: list[tuple[Any, Method, Candidates]], axis: str | None, shared: Floats, metric: str, lower: bool
 ) -> list[dict[str, Any]]:
-    """Where few combinations of the other settings exist: a curve for each of them, nothing chosen."""
+    """One curve for each combination of the other settings, without any choice, if there are few combinations."""
     if axis is None:
         return []
     lines: dict[str, list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""What a callback is: it is told of a run as it goes on, and may end the training of a stage.
+"""The contract of a callback: it observes a run and may end the training of a stage.
 
 It is told what the logs of a run say: numbers of whole rounds, means over validation clients, and, when the run has
 ended, means over query rows. Private state, single clients and their names are not among it.
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Told:
-    """Which run is spoken of, and where in it."""
+    """The run and the position in it that an event belongs to."""
 
     run: str  # the run's folder as seen from the comparison or tuning: "runs/fedavg-seed0"
     folder: Path
@@ -33,7 +33,7 @@ class Told:
 
 @dataclass(frozen=True)
 class RoundTold(Told):
-    """A round that is done. Bytes, steps and examples are sums over its clients."""
+    """A finished round. Bytes, steps and examples are sums over its clients."""
 
     clients: int
     dropped: int
@@ -55,7 +55,7 @@ class Curve:
     values: tuple[float | None, ...]  # None: training had diverged
 
     def best(self, least: float = 0.0) -> int:
-        """The place of the best point: no later one is better than it by more than `least`."""
+        """The position of the best point: no later point is better by more than `least`."""
         sign = 1 if self.lower_is_better else -1
         found = 0
         for place, value in enumerate(self.values):
@@ -67,7 +67,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class EvaluationTold(Told):
-    """A point of the learning curve."""
+    """A new point of the learning curve."""
 
     validation: dict[str, float | None]  # means over validation clients, by metric
     curve: Curve  # up to this point
@@ -75,7 +75,7 @@ class EvaluationTold(Told):
 
 @dataclass(frozen=True)
 class CheckpointTold(Told):
-    """A checkpoint that was written: from here a killed run goes on."""
+    """A checkpoint was written; a killed run resumes from it."""
 
     path: Path  # the server's state; clients' private state lies elsewhere
 
@@ -97,16 +97,16 @@ class Callback:
     same in a run that was killed and resumed.
     """
 
-    def on_round(self, told: RoundTold) -> None: ...
+    def on_round(self, event: RoundTold) -> None: ...
 
-    def on_evaluation(self, told: EvaluationTold) -> None: ...
+    def on_evaluation(self, event: EvaluationTold) -> None: ...
 
-    def on_checkpoint(self, told: CheckpointTold) -> None: ...
+    def on_checkpoint(self, event: CheckpointTold) -> None: ...
 
-    def on_end(self, told: EndTold) -> None: ...
+    def on_end(self, event: EndTold) -> None: ...
 
     def ends(self, curve: Curve) -> str:
-        """Why the stage is to end with the curve's last round; empty if it is to go on."""
+        """The reason to end the stage after the curve's last round; empty to continue."""
         return ""
 
 

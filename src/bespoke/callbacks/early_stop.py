@@ -1,4 +1,4 @@
-"""A stage's training ends when validation has not improved for a while."""
+"""Ends a stage's training when the validation score has stopped improving."""
 
 from __future__ import annotations
 

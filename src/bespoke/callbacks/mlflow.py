@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for MLflow."""
+"""Writes learning curves, settings and final scores of runs to MLflow."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ class MLflow(Callback):
         except Exception as error:
             raise UserError(f"MLflow(uri={self.uri!r}) cannot be opened: {type(error).__name__}: {error}") from error
 
-    def on_round(self, told: RoundTold) -> None:
-        self._write(told, round_scalars(told))
+    def on_round(self, event: RoundTold) -> None:
+        self._write(event, round_scalars(event))
 
-    def on_evaluation(self, told: EvaluationTold) -> None:
-        self._write(told, validation_scalars(told))
+    def on_evaluation(self, event: EvaluationTold) -> None:
+        self._write(event, validation_scalars(event))
 
-    def on_end(self, told: EndTold) -> None:
-        self._write(told, final_scalars(told))
-        self._client.set_terminated(self._runs.pop(told.run))
+    def on_end(self, event: EndTold) -> None:
+        self._write(event, final_scalars(event))
+        self._client.set_terminated(self._runs.pop(event.run))
 
-    def _write(self, told: Told, scalars: dict[str, float]) -> None:
-        if told.run not in self._runs:
-            self._runs[told.run] = self._begun(told)
+    def _write(self, event: Told, scalars: dict[str, float]) -> None:
+        if event.run not in self._runs:
+            self._runs[event.run] = self._begun(event)
         for name, value in scalars.items():
-            self._client.log_metric(self._runs[told.run], name, value, step=told.step)
+            self._client.log_metric(self._runs[event.run], name, value, step=event.step)
 
-    def _begun(self, told: Told) -> str:
-        """The run of MLflow for a run of bespoke: the one of this folder, or a new one with its settings."""
+    def _begun(self, event: Told) -> str:
+        """The MLflow run for a run of bespoke: the existing one of this folder, or a new one with its settings."""
         found = self._client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else self._client.create_experiment(self.experiment)
-        folder = str(told.folder.resolve())
+        folder = str(event.folder.resolve())
         quoted = folder.replace("'", "\\'")
         earlier = self._client.search_runs([place], f"tags.`bespoke.folder` = '{quoted}'", max_results=1)
         if earlier:
             return str(earlier[0].info.run_id)
-        run = self._client.create_run(place, run_name=told.run, tags={"bespoke.folder": folder}).info.run_id
-        for name, value in flat(told.config).items():
+        run = self._client.create_run(place, run_name=event.run, tags={"bespoke.folder": folder}).info.run_id
+        for name, value in flat(event.config).items():
             self._client.log_param(run, name, str(value)[:LONGEST])
         return str(run)

@@ -1,4 +1,4 @@
-"""What a callback is told, as the flat names and numbers that trackers of experiments take."""
+"""Converts callback events into the flat names and numbers that experiment trackers store."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from bespoke.callbacks.callback import EndTold, EvaluationTold, RoundTold
 
 
-def round_scalars(told: RoundTold) -> dict[str, float]:
+def round_scalars(event: RoundTold) -> dict[str, float]:
     """The numbers of a round."""
     counts = {
-        "round/clients": told.clients, "round/dropped": told.dropped, "round/examples": told.examples,
-        "round/steps": told.steps, "traffic/bytes_down": told.bytes_down, "traffic/bytes_up": told.bytes_up,
+        "round/clients": event.clients, "round/dropped": event.dropped, "round/examples": event.examples,
+        "round/steps": event.steps, "traffic/bytes_down": event.bytes_down, "traffic/bytes_up": event.bytes_up,
     }  # fmt: skip
-    spent = {f"privacy/epsilon_{view}": value for view, value in told.epsilon.items()}
-    return _finite(counts | spent | {f"observed/{name}": value for name, value in told.observed.items()})
+    spent = {f"privacy/epsilon_{view}": value for view, value in event.epsilon.items()}
+    return _finite(counts | spent | {f"observed/{name}": value for name, value in event.observed.items()})
 
 
-def validation_scalars(told: EvaluationTold) -> dict[str, float]:
+def validation_scalars(event: EvaluationTold) -> dict[str, float]:
     """The means over validation clients."""
-    return _finite({f"validation/{name}": value for name, value in told.validation.items()})
+    return _finite({f"validation/{name}": value for name, value in event.validation.items()})
 
 
-def final_scalars(told: EndTold) -> dict[str, float]:
-    """The means over tested clients; of a tuning run, which tests nobody, that over validation clients."""
-    scores: dict[str, float | None] = {f"final/{name}": value for name, value in told.scores.items()}
-    return _finite(scores or {f"final/validation_{told.metric}": told.result.get("validation")})
+def final_scalars(event: EndTold) -> dict[str, float]:
+    """The means over tested clients; for a tuning run, which tests nobody, the means over validation clients."""
+    scores: dict[str, float | None] = {f"final/{name}": value for name, value in event.scores.items()}
+    return _finite(scores or {f"final/validation_{event.metric}": event.result.get("validation")})
 
 
 def flat(tables: dict[str, Any], before: str = "") -> dict[str, str | int | float | bool]:

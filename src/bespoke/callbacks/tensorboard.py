@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for TensorBoard."""
+"""Writes learning curves, settings and final scores of runs to TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class TensorBoard(Callback):
     def __post_init__(self) -> None:
         _summary_writer()  # refused before the work, if it is missing
 
-    def _write(self, told: Told, scalars: dict[str, float]) -> None:
-        if told.run not in self._writers:
+    def _write(self, event: Told, scalars: dict[str, float]) -> None:
+        if event.run not in self._writers:
             # what a run that is resumed tells again takes the place of what was told before
-            self._writers[told.run] = _summary_writer()(str(Path(self.folder) / told.run), purge_step=told.step)
+            self._writers[event.run] = _summary_writer()(str(Path(self.folder) / event.run), purge_step=event.step)
         for name, value in scalars.items():
-            self._writers[told.run].add_scalar(name, value, told.step)
+            self._writers[event.run].add_scalar(name, value, event.step)
 
-    def on_round(self, told: RoundTold) -> None:
-        self._write(told, round_scalars(told))
+    def on_round(self, event: RoundTold) -> None:
+        self._write(event, round_scalars(event))
 
-    def on_evaluation(self, told: EvaluationTold) -> None:
-        self._write(told, validation_scalars(told))
-        self._writers[told.run].flush()
+    def on_evaluation(self, event: EvaluationTold) -> None:
+        self._write(event, validation_scalars(event))
+        self._writers[event.run].flush()
 
-    def on_checkpoint(self, told: CheckpointTold) -> None:
-        if told.run in self._writers:
-            self._writers[told.run].flush()
+    def on_checkpoint(self, event: CheckpointTold) -> None:
+        if event.run in self._writers:
+            self._writers[event.run].flush()
 
-    def on_end(self, told: EndTold) -> None:
+    def on_end(self, event: EndTold) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        scores = final_scalars(told)
-        self._write(told, scores)
-        writer = self._writers.pop(told.run)
-        for summary in hparams(flat(told.config), scores):
+        scores = final_scalars(event)
+        self._write(event, scores)
+        writer = self._writers.pop(event.run)
+        for summary in hparams(flat(event.config), scores):
             writer.file_writer.add_summary(summary)
         writer.close()
 

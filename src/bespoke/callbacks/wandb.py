@@ -1,4 +1,4 @@
-"""Curves, settings and final scores of runs, for Weights & Biases."""
+"""Writes learning curves, settings and final scores of runs to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ class WandB(Callback):
     def __post_init__(self) -> None:
         _wandb()  # refused before the work, if it is missing
 
-    def on_round(self, told: RoundTold) -> None:
-        self._write(told, round_scalars(told))
+    def on_round(self, event: RoundTold) -> None:
+        self._write(event, round_scalars(event))
 
-    def on_evaluation(self, told: EvaluationTold) -> None:
-        self._write(told, validation_scalars(told))
+    def on_evaluation(self, event: EvaluationTold) -> None:
+        self._write(event, validation_scalars(event))
 
-    def on_end(self, told: EndTold) -> None:
-        run = self._run(told)
-        run.summary.update(final_scalars(told))
+    def on_end(self, event: EndTold) -> None:
+        run = self._run(event)
+        run.summary.update(final_scalars(event))
         run.finish()
-        del self._runs[told.run]
+        del self._runs[event.run]
 
-    def _write(self, told: Told, scalars: dict[str, float]) -> None:
+    def _write(self, event: Told, scalars: dict[str, float]) -> None:
         # the step is a number of its own, as a run that is resumed tells the rounds since its checkpoint again
-        self._run(told).log({"step": told.step, **scalars})
+        self._run(event).log({"step": event.step, **scalars})
 
-    def _run(self, told: Told) -> Any:
-        if told.run not in self._runs:
+    def _run(self, event: Told) -> Any:
+        if event.run not in self._runs:
             wandb = _wandb()
             run = wandb.init(
-                project=self.project, name=told.run, config=told.config, dir=self.folder, mode=self.mode,
-                id=hashlib.blake2b(str(told.folder.resolve()).encode(), digest_size=8).hexdigest(),
+                project=self.project, name=event.run, config=event.config, dir=self.folder, mode=self.mode,
+                id=hashlib.blake2b(str(event.folder.resolve()).encode(), digest_size=8).hexdigest(),
                 resume="allow" if self.mode == "online" else None, reinit="create_new",
                 settings=wandb.Settings(silent=True, console="off"),
             )  # fmt: skip
             run.define_metric("*", step_metric="step")
-            self._runs[told.run] = run
-        return self._runs[told.run]
+            self._runs[event.run] = run
+        return self._runs[event.run]
 
 
 def _wandb() -> Any:

@@ -6,9 +6,10 @@ from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
     compare,
     experiments,
     generate,
-    look,
+    listings,
     models,
     personal,
+    report,
     rescore,
     studio,
 )

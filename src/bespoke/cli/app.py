@@ -8,9 +8,9 @@ import typer
 
 app = typer.Typer(
     name="bespoke",
-    help="Models to measure: personalized federated learning, compared honestly.\n\n"
-    "Start with `bespoke compare`: on a table of your own (a client column, a target column) it answers whether "
-    "personal models beat one shared model, for whom, by how much and at what cost.",
+    help="Personalized federated learning: simulate, compare and deploy.\n\n"
+    "Start with `bespoke compare`. Give it a table with a client column and a target column. It answers whether "
+    "personal models are better than one shared model, for which clients, by how much and at what cost.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -20,13 +20,13 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.", metavar="")]
 Client = Annotated[str, typer.Option("--client", metavar="ID", help="The client's id, as in the client column.")]
 NameClients = Annotated[
-    bool, typer.Option("--name-clients", metavar="", help="Name single clients, also of runs under [privacy].")
+    bool, typer.Option("--name-clients", metavar="", help="Show client names even for runs under [privacy].")
 ]
-Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Go on with what was interrupted in --out.")]
+Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Resume the interrupted work in --out.")]
 
 Jobs = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Runs at a time (default: one for each core, where runs are light)."),
+    typer.Option(min=1, metavar="N", help="Number of runs at the same time (default: one per core if runs are light)."),
 ]
 
 Callbacks = Annotated[
@@ -34,8 +34,8 @@ Callbacks = Annotated[
     typer.Option(
         "--callback",
         metavar="NAME",
-        help="Who is told of the runs, or ends their training: early-stop,patience=5, tensorboard,folder=logs, mlflow, "
-        "wandb, or package.module:Class (repeatable; see docs/callbacks.md).",
+        help="A callback that observes runs or ends their training: early-stop,patience=5, tensorboard,folder=logs, "
+        "mlflow, wandb, or package.module:Class (repeatable; see docs/callbacks.md).",
     ),
 ]
 
@@ -59,7 +59,7 @@ def _options(
         typer.Option(
             "--trust",
             metavar="MODULE:NAME",
-            help="Allow code that is not part of bespoke to be imported where a run folder names it (repeatable).",
+            help="Allow a run folder to import this code, which is not part of bespoke (repeatable).",
         ),
     ] = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""bespoke compare"""
+"""The command `bespoke compare`."""
 
 from __future__ import annotations
 
@@ -29,32 +29,38 @@ def compare(
     client: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Who: the column that names the client (several: a,b); of pictures: folder."
+            metavar="COLUMN", help="The column with the client's id (several columns: a,b). For pictures: folder."
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="What to predict (with --text alone: the next word); of pictures: folder, if classes are folders.",
+            help="The column to predict (only --text: the next word is predicted). For pictures: folder, if "
+            "classes are folders.",
         ),
     ] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="A column of texts.")] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with texts.")] = None,
     group: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="What groups the clients; methods that train groups are compared too."),
+        typer.Option(
+            metavar="COLUMN", help="The column with the client's group; adds methods that train a model per group."
+        ),
     ] = None,
     features: Annotated[
-        str | None, typer.Option(metavar="COLUMNS", help="What to predict from: a,b,c (default: all others).")
+        str | None,
+        typer.Option(metavar="COLUMNS", help="The columns to predict from: a,b,c (default: all other columns)."),
     ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="When: train on the past, test on the future.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column with the time: trains on the past and tests on the future."),
     ] = None,
     task: Annotated[
         str | None, typer.Option(metavar="TASK", help="regression or classification (default: inferred).")
     ] = None,
     context: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Where a text was written: a place, an app, a thread.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column with the context of a text: a place, an app, a thread."),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -64,8 +70,8 @@ def compare(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What is public of the table: kinds, categories, classes, ranges, or words (bespoke data TABLE "
-            "--write-schema).",
+            help="The public facts about the table: kinds, categories, classes, ranges, or words. `bespoke data TABLE "
+            "--write-schema FILE` writes such a file.",
         ),
     ] = None,
     data: Annotated[
@@ -75,53 +81,64 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Methods to compare, see `bespoke methods` (default: shared, local, finetune and mixed for linear "
-            "models, fedavg in place of shared for others; with --group also group-fl, group-perfl).",
+            help="The methods to compare; see `bespoke methods`. Default: shared, local, finetune and mixed for linear "
+            "models; fedavg instead of shared for other models; with --group also group-fl and group-perfl.",
         ),
     ] = None,
     metric: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What to compare by: mse, rmse, mae, accuracy, loss, auc, ... (default: mse or accuracy; log-loss "
-            "where one class is very frequent).",
+            help="The metric to compare by: mse, rmse, mae, accuracy, loss, auc, ... (default: mse or accuracy; "
+            "log-loss if one class is very frequent).",
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=1000, metavar="N", help="Repetitions: each has its own split, start and cohorts.")
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Number of repetitions. Each has its own split, initial model and cohorts.",
+        ),
     ] = 3,
     rounds: Annotated[
-        str, typer.Option(metavar="N", help="Training rounds, or auto: until validation stops improving.")
+        str,
+        typer.Option(metavar="N", help="Number of training rounds; auto: until the validation score stops improving."),
     ] = "auto",
     cohort: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Clients per round (default: all up to 200, else 100).")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Clients per round (default: all clients if at most 200, else 100)."),
     ] = None,
     protocol: Annotated[
         str,
-        typer.Option(metavar="NAME", help="cross-silo: known clients, held-out rows. cross-device: held-out clients."),
+        typer.Option(
+            metavar="NAME",
+            help="cross-silo: tests held-out rows of known clients. cross-device: tests held-out clients.",
+        ),
     ] = "cross-silo",
     model: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="linear, logistic, svm, mlp, cnn, lstm, ... or auto: for tables the better of linear and a small "
-            "network, as shared models on validation rows.",
+            help="linear, logistic, svm, mlp, cnn, lstm, ... or auto. For tables, auto takes a linear model or a small "
+            "network, whichever is better as a shared model on validation rows.",
         ),
     ] = "auto",
-    tune: Annotated[bool, typer.Option(metavar="", help="Choose knobs on validation data.")] = True,
+    tune: Annotated[bool, typer.Option(metavar="", help="Tune hyper-parameters on validation rows.")] = True,
     accept: Annotated[
         str | None,
         typer.Option(
             metavar="RULE",
-            help="When a client takes its personal model: margin=0.02 (gain on its own validation rows), "
-            "min_examples=20, or both with a comma (default: the report tries both).",
+            help="The rule by which a client takes its personal model: margin=0.02 (gain on its own validation rows), "
+            "min_examples=20, or both, separated by a comma (default: the report shows both rules).",
         ),
     ] = None,
     privacy: Annotated[
         str | None,
         typer.Option(
             metavar="TERMS",
-            help="Differential privacy for every method: epsilon=8,clip=1 (noise is calibrated), noise=1,clip=0.5, "
+            help="Differential privacy for every method: epsilon=8,clip=1 (calibrates the noise), noise=1,clip=0.5, "
             "local_noise=2, ...; see docs/privacy.md.",
         ),
     ] = None,
@@ -129,7 +146,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="How clients' changes become one where some may be bad: rule=geometric-median, rule=median, "
+            help="Robust aggregation against malicious clients: rule=geometric-median, rule=median, "
             "rule=multi-krum,f=2, rule=trimmed-mean,trim=0.2, rule=norm-bound; see docs/robust.md.",
         ),
     ] = None,
@@ -137,15 +154,15 @@ def compare(
         str | None,
         typer.Option(
             metavar="TERMS",
-            help="Clients that do harm, to measure what it costs the others: kind=label-flip,clients=0.2, kind=scale, "
-            "noise, sign-flip, nan, little-is-enough.",
+            help="Simulates malicious clients and measures the cost to honest clients: kind=label-flip,clients=0.2, or "
+            "kind=scale, noise, sign-flip, nan, little-is-enough.",
         ),
     ] = None,
     secure: Annotated[
         str | None,
         typer.Option(
             metavar="TERMS",
-            help="Secure sums, so that the server sees no single message: sums=true, or "
+            help="Secure sums: the server sees no single client's message. sums=true, or "
             "sums=true,threshold=0.7,least=5; see docs/security.md.",
         ),
     ] = None,
@@ -154,14 +171,14 @@ def compare(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Where clients are computed: cpu (default), cuda, cuda:1, mps, auto."),
+        typer.Option(metavar="NAME", help="The device that computes clients: cpu (default), cuda, cuda:1, mps, auto."),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set a key of the experiment: model.hidden=64, compare.knobs.local.batch_size=8, ... (repeatable).",
+            help="Sets a key of the experiment: model.hidden=64, compare.knobs.local.batch_size=8, ... (repeatable).",
         ),
     ] = None,
     callbacks: Callbacks = None,
@@ -177,14 +194,14 @@ def compare(
 
     `bespoke compare` alone runs on built-in data: 31,022 exam results in 2,410 schools.
 
-    `bespoke compare pupils.csv --client school --target score --group region` runs on your own table. Nothing has to
-    be prepared: categories, dates and missing values are understood, and what was done with each column is said.
+    `bespoke compare pupils.csv --client school --target score --group region` runs on your own table. You need not
+    prepare the table: categories, dates and missing values are handled, and the report says how.
 
-    `bespoke compare posts.csv --client user --text post` models texts: the next word, for each user.
+    `bespoke compare posts.csv --client user --text post` trains models that predict each user's next word.
 
-    `bespoke compare photos --client folder --target folder` sorts pictures: photos/CLIENT/CLASS/PICTURE.png.
+    `bespoke compare photos --client folder --target folder` classifies pictures: photos/CLIENT/CLASS/PICTURE.png.
 
-    Ctrl-C stops after the current round; the message names the command that goes on.
+    Ctrl-C stops after the current round. The message then names the command that resumes the work.
     """
     from bespoke.data.sources.registry import SOURCES
     from bespoke.experiment.callbacks import with_options
@@ -194,7 +211,7 @@ def compare(
     if table is not None and data is not None:
         raise UserError(f"give a table ({table}) or --data {data}, not both")
     if table is not None and not table.exists() and SOURCES.knows(str(table)):
-        table, data = None, str(table)  # `bespoke compare hsb82`, as one would say it
+        table, data = None, str(table)  # `bespoke compare hsb82` works, too
     if table is not None and table.suffix == ".toml":
         _compare_file(table, settings, callbacks or [], out, resume, as_json, jobs, name_clients)
         return
@@ -212,7 +229,7 @@ def compare(
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
         "model": {"name": model},
         "cohort": {} if cohort is None else {"size": cohort},
-        "engine": {name: told for name, told in (("workers", workers), ("device", device)) if told is not None},
+        "engine": {name: value for name, value in (("workers", workers), ("device", device)) if value is not None},
     }
     if metric:
         base["metric"] = metric
@@ -240,7 +257,7 @@ def compare(
 
 
 def _set(base: dict[str, Any], settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Apply --set to an experiment; returns the fixed knobs and the grids that it names by method."""
+    """Applies --set to an experiment. Returns the fixed knobs and the grids by method."""
     from bespoke.experiment.checks import check_compare
     from bespoke.experiment.reading import overridden
 
@@ -264,7 +281,7 @@ def _rounds(text: str) -> Any:
 
 
 def _rule(text: str | None) -> dict[str, Any]:
-    """An acceptance rule as the option gives it: margin=0.02,min_examples=20."""
+    """Parses an acceptance rule: margin=0.02,min_examples=20."""
     from bespoke.experiment.stage import check_acceptance
 
     if text is None:
@@ -285,7 +302,7 @@ EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "
 
 
 def _terms(option: str, text: str) -> dict[str, Any]:
-    """A table as an option gives it: epsilon=8,clip=1,adaptive=true."""
+    """Parses an option that stands for a table: epsilon=8,clip=1,adaptive=true."""
     import tomllib
 
     terms: dict[str, Any] = {}
@@ -301,7 +318,7 @@ def _terms(option: str, text: str) -> dict[str, Any]:
 
 
 def described_data(table: Path | None, data: str | None, columns: dict[str, str | None]) -> dict[str, Any]:
-    """The [data] of the options: a table and its columns, or a source."""
+    """The [data] table for the options: a file and its columns, or a source."""
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:
         from importlib.util import find_spec
@@ -337,7 +354,7 @@ def described_data(table: Path | None, data: str | None, columns: dict[str, str 
 
 
 def _named(option: str, value: str) -> str:
-    """The value of an option that an experiment file restricts to a few words."""
+    """Checks an option whose values are a few words."""
     from typing import get_args
 
     from bespoke.errors import unknown
@@ -354,12 +371,12 @@ def _compare_file(
     path: Path, settings: list[str] | None, callbacks: list[str], out: Path | None, resume: bool, as_json: bool,
     jobs: int | None, name_clients: bool,
 ) -> None:  # fmt: skip
-    """A comparison described by a TOML file, such as those in benchmarks/motley."""
-    ours = ["compare", str(path), "--resume", "--json", "--name-clients"]
+    """Runs a comparison described by a TOML file, such as those in benchmarks/motley."""
+    own_options = ["compare", str(path), "--resume", "--json", "--name-clients"]
     repeated = [*(("--set", setting) for setting in settings or []), *(("--callback", each) for each in callbacks)]
     for option, value in (("--out", out), ("--jobs", jobs), *repeated):
-        ours += [] if value is None else [option, str(value), f"{option}={value}"]
-    others = [a for a in sys.argv[1:] if a not in ours]
+        own_options += [] if value is None else [option, str(value), f"{option}={value}"]
+    others = [a for a in sys.argv[1:] if a not in own_options]
     if others:
         raise UserError(
             f"{' '.join(others)}: {path} describes the comparison; say it there or with --set KEY=VALUE "

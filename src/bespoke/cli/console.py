@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Printing of the commands: errors, JSON and reports."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 
-def say(text: str) -> None:
-    """Print to stderr."""
+def print_error(text: str) -> None:
+    """Prints to stderr."""
     print(text, file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; not-a-number and infinity, which JSON does not know, become null."""
+    """Prints one JSON document. NaN and infinity become null, because JSON has neither."""
 
     def known(part: Any) -> Any:
         if isinstance(part, dict):
@@ -30,13 +30,13 @@ def print_json(value: Any) -> None:
 
 
 def listed(text: str) -> list[str]:
-    """Names between commas; one that contains a comma stands in double quotes."""
+    """Splits names at commas; a name that contains a comma stands in double quotes."""
     parts = next(csv.reader([text], skipinitialspace=True), [])
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
 def this_command() -> str:
-    """The command that repeats this, without what only says where it is written and how it came about."""
+    """The command that repeats this one, without its output options."""
     words = iter(sys.argv[1:])
     kept = []
     for word in words:
@@ -48,7 +48,7 @@ def this_command() -> str:
 
 
 def show_report(paths: list[Path], output: Path, as_json: bool, name_clients: bool = False) -> None:
-    """Read the runs once; write summary.json and the page, and print the same report as text or JSON."""
+    """Reads the runs once, writes summary.json and the page, and prints the same report as text or JSON."""
     from bespoke.report.page import write_page
     from bespoke.report.report import Report
     from bespoke.storage import write_text

@@ -1,4 +1,4 @@
-"""How a program ends: 0 fine, 1 failed, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C or SIGTERM."""
+"""How a program ends: 0 success, 1 failure, 2 the user's mistake (no traceback), 130 stopped by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.output_folder import Stopped
 from bespoke.errors import UserError
 from bespoke.runs.events import Interrupted
@@ -21,7 +21,7 @@ KEPT = "what was finished is kept; give the same command to go on"
 
 
 def program(work: Callable[[], object]) -> NoReturn:
-    """Do the work and exit: the commands of bespoke, and programs built on it, as those of benchmarks/."""
+    """Runs the work and exits with a code. The commands of bespoke and the programs of benchmarks/ use it."""
     for stream in (sys.stdout, sys.stderr):  # a letter that the terminal does not know is no reason to fail
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -34,7 +34,7 @@ def program(work: Callable[[], object]) -> NoReturn:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends the program as Ctrl-C does."""
+    """Makes SIGTERM end the program like Ctrl-C."""
     try:
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     except ValueError:  # signals are for the main thread
@@ -47,7 +47,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _outcome(work: Callable[[], object]) -> int:
-    """Do it; the exit code."""
+    """Runs the work; returns the exit code."""
     try:
         code = work()
         sys.stdout.flush()
@@ -55,46 +55,48 @@ def _outcome(work: Callable[[], object]) -> int:
         _drop_output()
         return 1
     except UserError as error:
-        say(f"bespoke: {error}")
+        print_error(f"bespoke: {error}")
         return 2
     except Stopped as error:
-        say(f"bespoke: {error}")
+        print_error(f"bespoke: {error}")
         return 130
     except (KeyboardInterrupt, Interrupted) as error:
-        say(f"bespoke: {str(error) or 'interrupted'}; {KEPT}")
+        print_error(f"bespoke: {str(error) or 'interrupted'}; {KEPT}")
         return 130
     except OSError as error:
         return _failed(error)
     except MemoryError as error:
-        say(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
+        print_error(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
         return 1
     except Exception as error:
         if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
-            say(_with_notes(f"bespoke: {error}", error))
+            print_error(_with_notes(f"bespoke: {error}", error))
             return 1
         if not hasattr(error, "format_message"):
             raise
         return _misused(error)
     if code == 130:
-        say("bespoke: interrupted")
+        print_error("bespoke: interrupted")
     return code if isinstance(code, int) else 0
 
 
 def _failed(error: OSError) -> int:
-    """What the operating system refused: the place, the reason, what to do."""
+    """Explains an error of the operating system: the place, the reason, what to do."""
     place = str(error.filename or "the output")
     place = place if len(place) <= 300 else f"{place[:300]}..."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        say(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
+        print_error(_with_notes(f"bespoke: the disk is full ({place}); free some space", error))
         return 1
     reason = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        say(_with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error))
+        print_error(
+            _with_notes(f"bespoke: no permission for {place} ({reason}); choose another place with --out", error)
+        )
         return 2
     if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
-        say(f"bespoke: {place} cannot be used: {reason}; choose another name")
+        print_error(f"bespoke: {place} cannot be used: {reason}; choose another name")
         return 2
-    say(_with_notes(f"bespoke: {place}: {reason}", error))
+    print_error(_with_notes(f"bespoke: {place}: {reason}", error))
     return 1
 
 
@@ -103,12 +105,12 @@ def _with_notes(text: str, error: BaseException) -> str:
 
 
 def _drop_output() -> None:
-    """Nobody reads any more: the interpreter's last flush must not complain."""
+    """Discards output after the reader has gone, so that the interpreter's last flush raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _misused(error: Any) -> int:
-    """A word that the command does not know, or a value that an option does not take."""
+    """Explains a word that the command does not know, or a value that an option does not take."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
@@ -120,5 +122,5 @@ def _misused(error: Any) -> int:
         if name in options and type(error).__name__ == "BadParameter":
             found = f"; found {(behind or value)!r}"  # the last one counts
     context = getattr(error, "ctx", None)
-    say(f"bespoke: {text}{found}. Try: {context.command_path if context else 'bespoke'} --help")
+    print_error(f"bespoke: {text}{found}. Try: {context.command_path if context else 'bespoke'} --help")
     return 2

@@ -1,4 +1,4 @@
-"""bespoke run, bespoke tune"""
+"""The commands `bespoke run` and `bespoke tune`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file.")],
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="The experiment file.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.lr=0.1 (repeatable)"),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Overrides a key of the file, e.g. stage.0.lr=0.1 (repeatable)."
+        ),
     ] = None,
     callbacks: Callbacks = None,
     out: Annotated[
@@ -31,19 +33,20 @@ def run(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment file: stages of methods, then the personal models, into a run folder.
+    """Run one experiment file: trains its stages, then makes and scores personal models, in a run folder.
 
     `bespoke run exp.toml --set seed=1 --set stage.fedavg.lr=0.1 --out runs/exp-1` runs it with two keys changed.
 
-    Ctrl-C stops after the current round; the message names the command that goes on, to the same bytes.
+    Ctrl-C stops after the current round. The message then names the command that resumes the run; the result has the
+    same bytes as a run without interruption.
     """
     from bespoke.experiment.callbacks import separated, with_options
     from bespoke.experiment.checks import checked
     from bespoke.experiment.reading import read_experiment
 
     raw = with_options(read_experiment(experiment, settings), callbacks or [])
-    raw.pop("tune", None)  # what `bespoke tune` is to try
-    raw, told = separated(raw, where=f"{experiment}: callbacks")
+    raw.pop("tune", None)  # the search space of `bespoke tune`
+    raw, separated_callbacks = separated(raw, where=f"{experiment}: callbacks")
     config = checked(raw, str(experiment))
     folder = place(out, experiment.stem, resume, "run")
     with resumable(folder):
@@ -71,7 +74,7 @@ def run(
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):
                 bars.note(note)
-            result = Run(built, run_folder, bars, stop=stop, callbacks=told).run()
+            result = Run(built, run_folder, bars, stop=stop, callbacks=separated_callbacks).run()
     if as_json:
         from bespoke.statistics.parts import without_names
 
@@ -92,7 +95,7 @@ def run(
 
 
 def _guarantee(result: RunRecord) -> list[str]:
-    """What a private run promises, in a few lines; nothing for others."""
+    """The privacy guarantee of a private run in a few lines; empty for other runs."""
     from bespoke.report.guarantee import sentences
 
     return sentences(result["privacy"]) if "privacy" in result else []
@@ -104,26 +107,31 @@ def tune(
         Path | None, typer.Argument(metavar="EXPERIMENT.toml", help="An experiment file, with or without [tune].")
     ] = None,
     space: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What to try: a TOML file with what a [tune] table holds.")
+        Path | None, typer.Option(metavar="FILE", help="A TOML file with the content of a [tune] table.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What to try and what to hold fixed, as a paper did.")
+        str | None, typer.Option(metavar="NAME", help="The values that a paper tried and those that it fixed.")
     ] = None,
     optuna: Annotated[
-        bool, typer.Option("--optuna", metavar="", help="Search (TPE, with pruning) instead of trying everything.")
+        bool,
+        typer.Option(
+            "--optuna", metavar="", help="Search with Optuna (TPE, with pruning) instead of trying all combinations."
+        ),
     ] = False,
     trials: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many settings to try with --optuna (default: 20).")
+        int | None, typer.Option(min=1, metavar="N", help="Number of settings to try with --optuna (default: 20).")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. stage.0.rounds=20"),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Overrides a key of the file, e.g. stage.0.rounds=20 (repeatable)."
+        ),
     ] = None,
     callbacks: Callbacks = None,
     jobs: Jobs = None,
     freeze: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Keep the tuned values as a preset: presets/NAME.toml, or a path."),
+        typer.Option(metavar="NAME", help="Store the tuned values as a preset: presets/NAME.toml, or a path."),
     ] = None,
     presets: Annotated[bool, typer.Option("--presets", metavar="", help="List the presets and exit.")] = False,
     out: Annotated[
@@ -132,21 +140,22 @@ def tune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Choose hyper-parameters on validation data; test rows are never looked at.
+    """Tune hyper-parameters on validation rows. Query (test) rows are never used.
 
-    `bespoke tune exp.toml` tries what the file's [tune.space] lists, or else what its methods advise, and writes
-    `best.toml`, ready for `bespoke run`. In the file:
+    `bespoke tune exp.toml` tries the values in the file's [tune.space]; without one, the values that its methods
+    suggest. It writes `best.toml`, which `bespoke run` can run. An example of a space:
 
     `[tune.space.fedavg]`  `lr = [0.01, 0.1]`  `server.lr = {low = 0.1, high = 10.0, log = true}`
 
     `bespoke tune exp.toml --preset motley-school` tries the grid of a paper; `bespoke tune --presets` lists them.
 
-    `bespoke tune exp.toml --optuna --trials 50 --freeze mine` searches, and keeps the result as the preset `mine`.
+    `bespoke tune exp.toml --optuna --trials 50 --freeze mine` searches, and stores the result as the preset `mine`.
 
-    Ctrl-C stops after the current rounds; nothing finished is repeated by the command that the message names.
+    Ctrl-C stops after the current rounds. The message then names the command that resumes the tuning; finished trials
+    are not repeated.
     """
     if presets:
-        from bespoke.cli.list import describe_presets, print_presets
+        from bespoke.cli.descriptions import describe_presets, print_presets
 
         found = describe_presets()
         print_json(found) if as_json else print_presets(found)

@@ -1,4 +1,4 @@
-"""bespoke generate"""
+"""The command `bespoke generate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bespoke.cli.app import Json, NameClients, app
-from bespoke.cli.console import print_json, say
+from bespoke.cli.console import print_error, print_json
 
 if TYPE_CHECKING:
     from bespoke.generation.generate import Line, Piece
@@ -20,30 +20,45 @@ Method = Annotated[str | None, typer.Option(metavar="NAME", help="Which method's
 @app.command()
 def generate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run with a frozen language model, or a comparison.")],
-    prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT...", help="How the texts begin.")] = None,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT...", help="The beginning of each text.")
+    ] = None,
     users: Annotated[
-        list[str] | None, typer.Option("--user", metavar="ID", help="Who speaks (repeatable); default: anybody.")
+        list[str] | None,
+        typer.Option(
+            "--user", metavar="ID", help="The user whose style is used (repeatable; default: the shared model)."
+        ),
     ] = None,
     contexts: Annotated[
         list[str] | None,
-        typer.Option("--context", metavar="NAME", help="In which context (repeatable); default: the user's own."),
+        typer.Option(
+            "--context", metavar="NAME", help="The context of the text (repeatable; default: the user's own)."
+        ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", metavar="", help="Also the frozen model without a prefix.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", metavar="", help="Also write with the frozen model without a prefix.")
+    ] = False,
     method: Method = None,
-    number: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Texts for each prompt and voice.")] = 1,
-    length: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of a text, at most.")] = 30,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0: always the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Only the K likeliest tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(metavar="P", help="Only the likeliest that have this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other texts.")] = 0,
+    number: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Number of texts per prompt and voice.")
+    ] = 1,
+    length: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of tokens per text.")] = 30,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Sampling temperature; 0 always takes the most likely token.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(metavar="K", help="Sample from the K most likely tokens; 0: from all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="The random seed of the texts.")] = 0,
     name_clients: NameClients = False,
     as_json: Json = False,
 ) -> None:
-    """Write texts in the style of users and contexts, side by side, with the personal models of a run.
+    """Write texts in the style of users and contexts, with the personal models of a run.
 
     `bespoke generate runs/fedpc --user arya --context friends --context thrones "We must" "I think"`
 
-    A part of a name is enough where only one has it. The same seed writes the same texts.
+    A part of a name is enough if it is unique. The same seed gives the same texts.
     """
     from bespoke.generation.generate import Drawing, finished, lines_of, write
     from bespoke.generation.voices import Voices, chosen_run
@@ -59,12 +74,12 @@ def generate(
         return
     if contexts and all(voice.prefix is not None and len(voice.personal["prefix"]) == 1
                         for voice in (line.voice for line in lines)):  # fmt: skip
-        say(f"bespoke: {voices.experiment.label} has one prefix for all contexts: --context changes nothing")
+        print_error(f"bespoke: {voices.experiment.label} has one prefix for all contexts: --context changes nothing")
     _show(lines, pieces)
 
 
 def _show(lines: list[Line], pieces: Iterator[Piece]) -> None:
-    """Lines that grow while they are written; where nobody watches, when they are finished."""
+    """Prints lines while they are written; without a terminal, prints each line when it is finished."""
     from rich.live import Live
     from rich.text import Text
 

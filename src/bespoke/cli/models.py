@@ -1,4 +1,4 @@
-"""bespoke models"""
+"""The command `bespoke models`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from bespoke.errors import UserError, unknown
 @app.command()
 def models(
     action: Annotated[
-        str | None, typer.Argument(metavar="get", help="Take a model; without it they are listed.")
+        str | None, typer.Argument(metavar="get", help="Obtain a pretrained model. Without it, models are listed.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The name of the model.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List networks and pretrained language models by name, or take one of the latter into the user's cache.
+    """List networks and pretrained language models, or store a pretrained model in the user's cache.
 
-    `bespoke models`: networks are for `[model] name = "mlp"`, or `--model mlp`
+    `bespoke models` lists the names for `[model] name = "mlp"` and `--model mlp`.
 
-    `bespoke models get smollm2`, and in an experiment `[model] name = "frozen"`, `pretrained = "smollm2"`
+    `bespoke models get smollm2` obtains a model. An experiment uses it by `[model] name = "frozen"`, `pretrained =
+    "smollm2"`.
 
     Any other causal language model is named by its folder, its GGUF file or its name on the Hugging Face hub.
     """
@@ -52,13 +53,13 @@ def models(
 
 
 def _networks() -> list[dict[str, str]]:
-    """Those of bespoke, and what installed packages offer."""
+    """The networks of bespoke, and those that installed packages offer."""
     from bespoke.imported import entry_points
     from bespoke.models import MODELS
 
-    ours = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
+    built_in = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
     offered = sorted(entry_points().get("bespoke.models", ()), key=lambda point: point.name)
-    return ours + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
+    return built_in + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
 
 
 def _owner(point: EntryPoint) -> str:

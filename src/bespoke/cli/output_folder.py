@@ -1,4 +1,4 @@
-"""Where commands write, and how they go on where they were stopped."""
+"""Output folders of commands: where results go, and how an interrupted command is resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGUN = {
 
 
 class Stopped(Exception):
-    """Ctrl-C, with what to do next."""
+    """Ctrl-C, with the next step for the user."""
 
 
 def _folders(stem: str) -> Iterator[Path]:
@@ -33,7 +33,7 @@ def _folders(stem: str) -> Iterator[Path]:
 
 
 def place(out: Path | None, stem: str, resume: bool, kind: str) -> Path:
-    """Where to write: a fresh folder, or with --resume one that was begun."""
+    """The output folder: a new one, or with --resume an existing one."""
     if out is None and not resume:
         return next(path for path in _folders(stem) if not path.exists())
     if out is None:
@@ -63,7 +63,7 @@ def _begun(folder: Path, kind: str) -> bool:
 
 @contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Whatever stops the work inside, the message names the command that goes on with it."""
+    """Adds to every interruption or error inside the command that resumes the work."""
     arguments = [a for a in sys.argv[1:] if a != "--resume"]
     if not any(a == "--out" or a.startswith("--out=") for a in arguments):
         arguments += ["--out", str(folder)]
@@ -89,7 +89,7 @@ def resumable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def goes_on() -> Iterator[None]:
-    """Ctrl-C in work that goes on by being asked for again."""
+    """Handles Ctrl-C in work that continues when the same command is repeated."""
     try:
         yield
     except (KeyboardInterrupt, Interrupted):

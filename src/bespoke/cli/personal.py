@@ -1,4 +1,4 @@
-"""bespoke export, bespoke forget"""
+"""The commands `bespoke export` and `bespoke forget`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a client's personal model: safetensors, and a JSON that says how to load it.
+    """Export a client's personal model: safetensors, and a JSON file that says how to load it.
 
     `bespoke export runs/compare-pupils/runs/finetune-seed0 --client "school 7"`
     """
@@ -41,11 +41,11 @@ def forget(
     client: Client,
     as_json: Json = False,
 ) -> None:
-    """Take a client out of everything in a folder, make its report anew, and prove that the client is gone.
+    """Remove a client from all files of a folder, renew its report, and prove that the client is gone.
 
     `bespoke forget runs/compare-pupils --client "school 7"`
 
-    If it is interrupted, give the same command again. What cannot be undone is said.
+    If the command is interrupted, run it again. It lists what it cannot undo.
     """
     from bespoke.deploy.forget import forget_client
 

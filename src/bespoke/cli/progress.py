@@ -1,4 +1,4 @@
-"""Progress bars for long work, and a Ctrl-C that waits for the end of a round."""
+"""Progress bars for long work, and a Ctrl-C that waits until the current round has ended."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from bespoke.terminal import Terminal
 
 
 def _columns(width: int) -> list[ProgressColumn]:
-    """As many as fit beside each other: a bar that is cut off says nothing."""
-    what, done, left, note = (
+    """The columns that fit beside each other; a truncated bar would be useless."""
+    what, done, remaining, note = (
         TextColumn("{task.description:<34}" if width >= 100 else "{task.description:<24}"),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     if width >= 100:
-        return [what, BarColumn(), done, TimeElapsedColumn(), left, note]
-    return [what, BarColumn(16), done, left, note] if width >= 80 else [what, done, left]
+        return [what, BarColumn(), done, TimeElapsedColumn(), remaining, note]
+    return [what, BarColumn(16), done, remaining, note] if width >= 80 else [what, done, remaining]
 
 
 class Bars:
-    """A bar for what is going on, and lines for what was decided. Plain lines where there is no terminal."""
+    """A progress bar for the current work, and lines for decisions. Without a terminal, plain lines."""
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self.console = Terminal(stderr=True, quiet=quiet)
@@ -73,7 +73,7 @@ class Bars:
         self._print(f"  {text}")
 
     def lane(self) -> Bar:
-        """A bar of its own, below, for one of several things that go on at the same time."""
+        """A further bar, for one of several concurrent runs."""
         return Bar(self)
 
     def _print(self, text: str) -> None:

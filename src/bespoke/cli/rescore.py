@@ -1,4 +1,4 @@
-"""bespoke rescore"""
+"""The command `bespoke rescore`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ MODELS = ("personal", "group", "global", "all")
 
 @app.command()
 def rescore(
-    nbest: Annotated[Path, typer.Argument(metavar="NBEST", help="A JSONL file, an utterance with hypotheses a line.")],
-    run: Annotated[Path, typer.Option(metavar="RUN", help="A finished run of a language model.")],
+    nbest: Annotated[
+        Path, typer.Argument(metavar="NBEST", help="A JSON Lines file; each line is an utterance with its hypotheses.")
+    ],
+    run: Annotated[Path, typer.Option(metavar="RUN", help="The folder of a finished run with a language model.")],
     client: Annotated[
-        str | None, typer.Option(metavar="ID", help="Whose utterances these are, where a line does not say.")
+        str | None, typer.Option(metavar="ID", help="The client of utterances whose line names none.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="personal, group, global, or all that the run has.")
+        str, typer.Option(metavar="MODEL", help="personal, group, global, or all models of the run.")
     ] = "all",
     weight: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Of the language model; or tune (the default).")
+        str | None, typer.Option(metavar="NUMBER", help="Weight of the language model; tune (the default): tuned.")
     ] = None,
-    bonus: Annotated[str | None, typer.Option(metavar="NUMBER", help="For each word; or tune (the default).")] = None,
+    bonus: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Bonus per word; tune (the default): tuned.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/rescore-NAME).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Choose among a speech recogniser's hypotheses with personal language models; report word error rates.
+    """Choose among a speech recogniser's hypotheses with personal language models, and report word error rates.
 
     `bespoke rescore nbest.jsonl --run runs/compare-posts/runs/finetune-seed0`
 
-    Weight and bonus are tuned on validation utterances with references. docs/rescoring.md has the format and formula.
+    Weight and bonus are tuned on validation utterances with references. See docs/rescoring.md for
+    the file format and the formula.
     """
     settings = _setting(weight, "--weight"), _setting(bonus, "--bonus")
     if model not in MODELS:
@@ -58,9 +63,9 @@ def rescore(
     folder = place(out, f"rescore-{nbest.stem}", False, "rescore")
     with Bars(f"bespoke rescore: {len(utterances):,} utterances", quiet=as_json) as bars:
         result = rescored(utterances, of_run(RunLanguage(run), model), *settings, bars)  # type: ignore[arg-type]
-    told = write(result, {"nbest": str(nbest), "run": str(run)}, folder)
+    record = write(result, {"nbest": str(nbest), "run": str(run)}, folder)
     if as_json:
-        print_json({**told, "folder": str(folder)})
+        print_json({**record, "folder": str(folder)})
     else:
         _show(result, folder)
 

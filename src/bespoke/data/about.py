@@ -1,4 +1,4 @@
-"""What a population says about itself: `Population.about`, written as JSON into population.json.
+"""The types of `Population.about`: what a population says about itself, written as JSON into population.json.
 
 A source fills in what it knows, an encoding what it learned, `standardize` what it scaled. A key that is not there does
 not apply: a table has no `side`, texts without contexts no `contexts`. `describe` in data/sources/registry.py has the
@@ -16,7 +16,7 @@ Input = Literal["table", "image", "tokens", "spectrogram", "named"]
 
 
 class Standardized(TypedDict):
-    """What `standardize` does if the experiment does not say."""
+    """The default of `standardize` if the experiment sets nothing."""
 
     features: Literal["global", "client", "none"]
     target: bool
@@ -60,7 +60,7 @@ class RawColumn(TypedDict):
 
 
 class RoleFacts(TypedDict, total=False):
-    """Which clients are for training, validation and test, where the source says so."""
+    """Clients' roles (training, validation, test), if the source publishes them."""
 
     roles: dict[str, int]  # how many
     role: str  # what the column `role` means

@@ -1,4 +1,4 @@
-"""Populations of rows that a program holds: arrays, tensors, data frames, datasets, or a stream larger than memory.
+"""Builds populations from rows in memory: arrays, tensors, data frames, datasets, or a stream larger than memory.
 
     population({"anna": (x, y), "bob": (x, y)}, task="classification")
     population(frame, client="user", x=["age", "income"], y="spent")
@@ -54,7 +54,7 @@ def population(
     group: Mapping[str, str] | None = None,
     name: str = "own data",
 ) -> Population:
-    """The rows of each client as a population, for `compare`, `run` and `tune`.
+    """Makes a population of each client's rows, for `compare`, `run` and `tune`.
 
     data: a dict of client -> (x, y), x an array, or a dict of arrays where the model takes several inputs; a DataFrame,
     Arrow table or Hugging Face dataset whose columns `client`, `x` (one column of arrays or several of numbers;
@@ -89,14 +89,14 @@ def population(
 
 
 def open_population(folder: Path) -> Population:
-    """A population from its folder; a small one stays in memory once it was read."""
+    """Opens a population folder; a small population is kept in memory after it was read."""
     path = folder / "columns.safetensors"
     small = path.exists() and path.stat().st_size <= MOST_IN_MEMORY
     return Population.open(folder, resident=small)
 
 
 def keep_population(rows: Population, out: Path) -> Path:
-    """Write the population into a folder beside `out`, where other processes and later runs find it; returns that."""
+    """Writes the population into a folder beside `out` for other processes and later runs. Returns the folder."""
     folder = out.with_name(f"{out.name}.population")
     if not (folder / "population.json").exists():
         rows.save(folder)
@@ -135,7 +135,7 @@ class write_population:
         return self
 
     def add(self, client: str, *, x: Any, y: Any) -> None:
-        """Append a client with all of its rows."""
+        """Appends a client with all of its rows."""
         who = str(client)
         if who in self.sizes:
             raise UserError(f"client {who!r} was added before: a client is added once, with all of its rows")
@@ -196,7 +196,7 @@ class write_population:
 
 @dataclass(frozen=True)
 class _First:
-    """What the rows of all clients must be like: those of the first."""
+    """The first client's inputs, with which all other clients' inputs must agree."""
 
     who: str
     inputs: Array
@@ -219,7 +219,7 @@ def _about(name: str, task: Kind, more: dict[str, Any]) -> About:
 
 
 def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, Any]]:
-    """Each client with its rows, in whatever form they came."""
+    """Yields each client with its rows, from any supported form of data."""
     frame = _frame(data)
     if frame is not None:
         if not isinstance(client, str) or not isinstance(y, str):
@@ -230,8 +230,8 @@ def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, An
         chosen = [x] if isinstance(x, str) else list(x) if x else [c for c in frame if c not in (client, y)]
         ids = np.asarray(frame[client])
         for who in np.unique(ids.astype(str)):
-            mine = np.flatnonzero(ids.astype(str) == who)
-            yield who, (_columns(frame, chosen, mine), np.asarray(frame[y])[mine])
+            places = np.flatnonzero(ids.astype(str) == who)
+            yield who, (_columns(frame, chosen, places), np.asarray(frame[y])[places])
     elif isinstance(data, Mapping):
         if client is not None:
             raise UserError(
@@ -275,7 +275,7 @@ def _pair(rows: Any, who: Any, x: Any, y: Any) -> tuple[Any, Array]:
 
 
 def _frame(data: Any) -> dict[str, Any] | None:
-    """The columns of a DataFrame, an Arrow table or a Hugging Face dataset, by name; None if it is none of these."""
+    """The columns of a DataFrame, Arrow table or Hugging Face dataset, by name; None for anything else."""
     names = getattr(data, "column_names", None)
     if isinstance(names, list):  # Arrow and Hugging Face
         return {name: data[name].to_numpy() if hasattr(data[name], "to_numpy") else list(data[name]) for name in names}
@@ -301,7 +301,7 @@ def _columns(frame: dict[str, Any], chosen: list[str], rows: Array | None) -> An
 
 
 def _names(x: Any, y: Any) -> tuple[str, str]:
-    """What inputs and targets are called in rows with named values."""
+    """The names of inputs and targets in rows with named values."""
     if x is not None and not isinstance(x, str):
         raise UserError(f"population(x={x!r}): rows with named values have one for the inputs; name that")
     return x or "x", y or "y"
@@ -341,7 +341,7 @@ def _inputs(values: Any) -> Any:
 
 
 def _several(parts: list[tuple[str, Any, Array]]) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Rows of several inputs as columns, the first of them x; numbers stay as they are, whole or not."""
+    """Rows with several inputs as columns, the first of them x. Whole numbers stay whole."""
     first, names = parts[0], list(parts[0][1])
     if not names or not all(name.isidentifier() and name not in RESERVED for name in names):
         raise UserError(f"population(): inputs named {names}: each a word, and none of {', '.join(RESERVED)}")
@@ -404,7 +404,7 @@ def _features(data: Any, x: Any, inputs: Array) -> list[str] | None:
 
 
 def _rows(inputs: Array, features: Sequence[str] | None) -> tuple[Array, dict[str, Any]]:
-    """Rows as the networks take them, and what is said of them: a table of float32, or images, channels first."""
+    """Rows in the networks' form, with their description: a table of float32, or images with channels first."""
     if inputs.ndim == 2:
         names = list(features) if features else [f"x{place}" for place in range(inputs.shape[1])]
         if len(names) != inputs.shape[1]:

@@ -1,4 +1,4 @@
-"""Partitioners: they deal the rows of an unpartitioned dataset out to clients.
+"""Partitioners: functions that divide the rows of an unpartitioned dataset among clients.
 
 Each takes a label per row and returns a client per row (0 to clients - 1), a pure function of its arguments. One of
 somebody else is a function of (labels, clients, seed), and of alpha, per_client, minimum where it names them.
@@ -146,12 +146,12 @@ PARTITIONERS: Registry[Callable[..., Ints]] = Registry(
 
 
 def by_column(values: ArrayLike) -> NDArray[np.str_]:
-    """A natural partition: the client is what a column says."""
+    """A natural partition: a column names the client."""
     return np.asarray(values).astype(str)
 
 
 def client_names(owner: Ints) -> NDArray[np.str_]:
-    """Clients' numbers as ids of one length, so that their order as text is their order as numbers."""
+    """Client numbers as ids of equal length, so that text order equals numeric order."""
     width = len(str(int(owner.max(initial=0))))
     return np.char.zfill(owner.astype(str), width)
 

@@ -1,4 +1,4 @@
-"""Rows that come and go while a federation trains: clients whose preferences change, and clients that join late.
+"""Populations whose rows change while a federation trains: changed preferences, and clients that join late.
 
 A row may have a first and a last round, the columns `since` and `until` of a population; rounds count from one, over
 all stages of a run. What is there between two changes is a population of its own with the same clients in the same
@@ -21,7 +21,7 @@ FOREVER = 2**31 - 1  # the last round of a row that stays
 
 @dataclass(frozen=True)
 class Period:
-    """What there is up to a round of the run, and how it is split."""
+    """The population and split that are valid up to a round of the run."""
 
     until: int  # the last round
     population: Population
@@ -29,7 +29,7 @@ class Period:
 
 
 def periods(population: Population, split: Callable[[Population], Split]) -> tuple[Period, ...]:
-    """From one change of rows to the next, the last period without an end; one in all where rows have no rounds."""
+    """The periods between changes of rows, the last one without an end. Without such rows there is one period."""
     if "since" not in population.columns or "until" not in population.columns:
         return (Period(FOREVER, population, split(population)),)
     since, until = (population.columns[name].numpy() for name in ("since", "until"))

@@ -1,4 +1,4 @@
-"""A population: rows of columns, sorted by client, with an offset per client.
+"""A population: columns of rows sorted by client, and an offset for each client.
 
 In memory or mapped from disk it is the same object; opening a million clients reads none of their rows.
 """
@@ -73,7 +73,7 @@ class Population:
         group: ArrayLike | None = None,
         about: About | None = None,
     ) -> Population:
-        """From rows in any order: `client` (and `group`) give each row's client (and its group)."""
+        """Builds a population from rows in any order; `client` (and `group`) give each row's client (and its group)."""
         names = np.asarray(client).astype(str)
         tensors = {name: torch.as_tensor(np.asarray(value)) if not isinstance(value, Tensor) else value
                    for name, value in columns.items()}  # fmt: skip
@@ -136,14 +136,14 @@ class Population:
         return self.groups[int(self.group[client])] if self.group is not None else ""
 
     def group_numbers(self) -> NDArray[np.int64] | None:
-        """Each client's group counted from 1, and 0 where it is not known; None if there are no groups."""
+        """Each client's group number, from 1; 0 if unknown. None if there are no groups."""
         if self.group is None:
             return None
         known = np.array([name != NO_GROUP for name in self.groups])
         return np.where(known, np.cumsum(known), 0)[self.group]
 
     def only(self, clients: NDArray[np.int64]) -> Population:
-        """A population of these clients alone (ids must differ)."""
+        """A population with these clients only (ids must differ)."""
         sizes = self.sizes(clients)
         rows = torch.from_numpy(
             np.repeat(self.offsets[clients] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
@@ -159,7 +159,7 @@ class Population:
         )
 
     def having(self, rows: NDArray[np.bool_]) -> Population:
-        """These rows alone; every client keeps its place, those without any too."""
+        """A population with these rows only. Every client keeps its position, even without rows."""
         before = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
         kept = torch.from_numpy(np.flatnonzero(rows))
         columns = {name: column[kept] for name, column in self.columns.items()}
@@ -178,13 +178,13 @@ class Population:
         return fetched, np.cumsum(sizes) - sizes - begins
 
     def expect(self, clients: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Say whose rows will be fetched next: from disk they are read while other work goes on."""
+        """Announces the next rows to be fetched, so that they are read from disk in the background."""
         if self.reader is not None:
             columns = {name: self.columns[name] for name in names}
             self.reader.ahead(columns, self.offsets[clients], self.sizes(clients))
 
     def save(self, folder: Path) -> None:
-        """Write to a folder that `open` maps."""
+        """Writes a folder that `open` maps."""
         folder.mkdir(parents=True, exist_ok=True)
         names = self.ids if isinstance(self.ids, Names) else Names.of(self.ids)
         clients = {
@@ -202,7 +202,7 @@ class Population:
 
     @classmethod
     def open(cls, folder: Path, resident: bool = False) -> Population:
-        """Open a saved population; reads the header and nothing else.
+        """Opens a saved population; only the header is read.
 
         resident: rows stay in memory once touched, which is faster where all clients take part again and again.
         """

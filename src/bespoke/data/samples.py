@@ -1,4 +1,4 @@
-"""Samples of a split's rows, for analyses: fewer rows to adapt or be tested on, and rows of other clients.
+"""Samples of a split's rows for analyses: fewer support or query rows, and rows of other clients.
 
 All keep the type of the rows they are drawn from, so that what may not be chosen on query rows may not be chosen on
 other clients' query rows either.
@@ -20,7 +20,7 @@ from bespoke.randomness import generator, mix, shuffles
 
 @dataclass(frozen=True)
 class _Fewer(Rows):
-    """A part of each client's rows, at least one and at most `most`; smaller parts are within larger ones."""
+    """A fraction of each client's rows, at least one and at most `most`. Smaller samples are subsets of larger ones."""
 
     fraction: float
     seed: int
@@ -48,16 +48,16 @@ class _Fewer(Rows):
 
 
 class Fewer(_Fewer, Support):
-    """Fewer rows to adapt on."""
+    """A sample of the support rows."""
 
 
 class FewerTests(_Fewer, Query):
-    """Fewer rows to be tested on."""
+    """A sample of the query rows."""
 
 
 @dataclass(frozen=True)
 class Others(Query):
-    """For every client the same sample of query rows, without those of the client itself (or of its group)."""
+    """The same sample of query rows for every client, without the client's own (or its group's) rows."""
 
     rows: Ints
     owners: Ints  # the client of each row
@@ -71,8 +71,8 @@ class Others(Query):
         drawn = np.sort(generator("other clients' rows", seed).choice(total, min(count, total), replace=False))
         ends = np.cumsum(sizes)
         place = np.searchsorted(ends, drawn, side="right")
-        met, which = np.unique(place, return_inverse=True)
-        rows, have = query.of(query.clients[met])  # nobody else's rows are looked at
+        present, which = np.unique(place, return_inverse=True)
+        rows, have = query.of(query.clients[present])  # nobody else's rows are looked at
         inside = drawn - (ends - sizes)[place]
         chosen = rows[(np.cumsum(have) - have)[which] + inside]
         return cls(query.population, query.clients, query.part, chosen, query.clients[place], by_group)
@@ -86,7 +86,7 @@ class Others(Query):
         return sizes
 
     def _strange(self, clients: Ints) -> NDArray[np.bool_]:
-        """Which rows are others': (clients, rows)."""
+        """A mask (clients, rows) of rows that belong to others."""
         group = self.population.group
         if not self.by_group or group is None:
             return np.not_equal(self.owners[None], clients[:, None])

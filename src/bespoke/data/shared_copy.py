@@ -1,4 +1,4 @@
-"""A population on disk for other processes to map: it goes with its owner or, if that was killed, with the next one."""
+"""A copy of a population on disk that other processes map. It is removed with its owner, or by the next owner."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bespoke.data.population import Population
 PREFIX = "bespoke-population-"
 
 
-class Lent:
-    """A folder with a population, and beside it a lock which whoever made it holds as long as it lives."""
+class SharedCopy:
+    """A folder with a population, and a lock file that its owner holds as long as it lives."""
 
     def __init__(self, population: Population) -> None:
         _clear()
@@ -29,6 +29,9 @@ class Lent:
         _remove(self.folder, self.lock)
 
 
+Lent = SharedCopy  # the name by which federation/engine.py imports it
+
+
 def lock_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
@@ -40,7 +43,7 @@ def _remove(folder: Path, lock: FileLock) -> None:
 
 
 def _clear() -> None:
-    """Remove what killed processes left: it holds clients' rows."""
+    """Removes folders that killed processes left behind, because they contain clients' rows."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
         if not lock_of(folder).exists():  # anybody's
             continue

@@ -1,4 +1,4 @@
-"""Splits as types. `Train`, `Support`, `Validation` and `Query` rows cannot be taken for one another.
+"""Splits as types: `Train`, `Support`, `Validation` and `Query` rows are different classes and cannot be confused.
 
 A split is a pure function of (seed, client id, number of rows): adding clients moves nobody, and nothing is stored.
 
@@ -33,7 +33,7 @@ REMEMBERED = 5_000_000  # rows up to which a split is computed once for all; bey
 
 @dataclass(frozen=True)
 class Rows:
-    """For each client of `clients`, the rows that fall in one part of a split."""
+    """The rows of one part of a split, for each client of `clients`."""
 
     population: Population
     clients: Ints  # positions in the population, ascending
@@ -49,7 +49,7 @@ class Rows:
 
     @cached_property
     def _all(self) -> tuple[Ints, Ints]:
-        """The rows of everyone, for populations small enough to remember: a split never changes."""
+        """The rows of all clients, cached for small populations, because a split never changes."""
         rows, sizes = self.part.rows(self.population, np.arange(len(self.population)))
         return rows, np.concatenate([[0], np.cumsum(sizes)])
 
@@ -70,16 +70,16 @@ class Train(Rows):
 
 
 class Support(Rows):
-    """Rows on which a client adapts its own model."""
+    """Rows with which a client adapts its personal model."""
 
 
 class Validation(Rows):
-    """Rows on which anything may be chosen: hyper-parameters, epochs, personal models."""
+    """Rows for choices: hyper-parameters, epochs, personal models."""
 
 
 @dataclass(frozen=True)
 class Half(Validation):
-    """Every other row of each client's validation rows: to choose on one half and to be judged on the other."""
+    """Every second validation row of each client: one half is for choosing, the other for judging the choice."""
 
     odd: bool = False
 
@@ -100,7 +100,7 @@ class Half(Validation):
 
 
 class Query(Rows):
-    """Rows on which results are reported. Nothing is ever chosen on them."""
+    """Rows for reported results. Nothing is ever chosen on them."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _motley_order(size: int, fractions: tuple[float, ...], seed: int) -> Ints:
 
 @dataclass(frozen=True)
 class Selection:
-    """Clients on which choices are made: they adapt on `support` and are scored on `validation`."""
+    """Clients for choices: they adapt on `support` and are scored on `validation`."""
 
     support: Support
     validation: Validation
@@ -222,7 +222,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Reporting:
-    """Clients on which results are reported; `validation` rows serve the choices that a client makes for itself."""
+    """Clients for results; `validation` rows serve the choices that a client makes for itself."""
 
     support: Support
     validation: Validation
@@ -231,7 +231,7 @@ class Reporting:
 
 @dataclass(frozen=True)
 class Split:
-    """Who trains on what, who chooses on what, and who is tested on what."""
+    """Which clients train, choose and are tested, and on which rows."""
 
     train: Train
     selection: Selection

@@ -1,4 +1,4 @@
-"""Standardization that cannot leak: every mean and deviation comes from training rows alone.
+"""Standardization without leaks: every mean and deviation comes from training rows alone.
 
     z = (x - mean) / deviation,   a missing value becomes 0 (the training mean)
 
@@ -135,12 +135,12 @@ def _known(values: Floats, names: Sequence[str], given: Statistics) -> tuple[Flo
     if not given:
         return _pooled(values)
     mean, deviation = np.zeros(values.shape[1]), np.ones(values.shape[1])
-    told = np.array([name in given for name in names])
-    mean[told] = [given[name][0] for name in names if name in given]
-    deviation[told] = [given[name][1] for name in names if name in given]
-    if told.all():
+    declared = np.array([name in given for name in names])
+    mean[declared] = [given[name][0] for name in names if name in given]
+    deviation[declared] = [given[name][1] for name in names if name in given]
+    if declared.all():
         return mean, deviation, 0
-    mean[~told], deviation[~told], floats = _pooled(values[:, ~told])
+    mean[~declared], deviation[~declared], floats = _pooled(values[:, ~declared])
     return mean, deviation, floats
 
 

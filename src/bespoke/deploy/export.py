@@ -1,4 +1,4 @@
-"""Personal models as artefacts: safetensors with what a model consists of, JSON that says how to use it.
+"""Exports personal models: safetensors with all parts of the model, and JSON that says how to use it.
 
 Most are the parameters of a network; some hold more (kNN-Per: a memory), so the method that made a model also uses it.
 """
@@ -69,7 +69,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
         "format": PERSONAL_FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
         "stage": config.stage[-1],
         "network": task.network.described(),
-        "task": about["task"], "hinge": getattr(task, "hinge", False), "classes": about.get("classes", []),
+        "task": about["task"], "hinge": not task.smooth, "classes": about.get("classes", []),
         "words": about.get("words", []), "text": about.get("text", {}), "tfidf": about.get("tfidf"),
         "contexts": about.get("contexts", []), "inputs": about.get("inputs", []),
         "features": about.get("features", []), "target": about.get("target", ""),
@@ -97,7 +97,7 @@ class PersonalModel:
     def outputs(
         self, rows: ArrayLike | Mapping[str, ArrayLike] | None, texts: Sequence[str | None] | None = None
     ) -> Tensor:
-        """What the network says: standardized target, logits or margins.
+        """The network's outputs: standardized target, logits or margins.
 
         With `texts`, one a row, `rows` has all features but those of words, and is None where there are no others.
         """
@@ -165,7 +165,7 @@ class PersonalModel:
     def interval(
         self, rows: ArrayLike | None, level: float = 0.9, texts: Sequence[str | None] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Bounds between which the target lies with this probability (regression by a mixed model)."""
+        """Bounds that contain the target with this probability (regression by a mixed model)."""
         from scipy.stats import norm
 
         outputs = self.outputs(rows, texts)

@@ -1,4 +1,4 @@
-"""Forgetting a client: it is taken out of every file of a run, a comparison or a tuning, and shown to be gone.
+"""Removes a client from every file of a run, a comparison or a tuning, and proves that it is gone.
 
 The order makes it repeatable after a crash at any moment. First an intention is written (`forgetting.safetensors`:
 whom, which bytes to search for, which analyses and pages to make anew), then the mark by which no later command brings
@@ -49,7 +49,7 @@ REMAINS = (
 
 
 def forget_client(folder: Path, client: str) -> dict[str, Any]:
-    """Take a client out of a run, comparison or tuning folder and prove it. Returns a receipt."""
+    """Removes a client from a run, comparison or tuning folder and proves it. Returns a receipt."""
     runs = sorted(path.parent for path in folder.rglob("config.toml"))
     if not runs:
         raise UserError(f"{folder} is not a run folder, a comparison or a tuning: there is no config.toml in it")
@@ -100,7 +100,7 @@ class Forgetting:
 
     # -- before --------------------------------------------------------------------------------------------------------
     def _intended(self) -> tuple[dict[str, Any], list[bytes]]:
-        """What is to be done, on disk before anything is; of a forgetting that was interrupted, what was intended."""
+        """The planned changes, written to disk before the first one. After an interruption, the plan from disk."""
         begun = _read_intention(self.folder / INTENTION)
         if begun and begun[0]["client"] != self.name:
             other = begun[0]["client"]
@@ -113,7 +113,7 @@ class Forgetting:
         if not begun:
             for run in self.configs:
                 RunFolder(run).result()  # refuses what is damaged, or of another version
-        self.client = scrub.Client(self.name, self.population.index(self.name))
+        self.client = scrub.ForgottenClient(self.name, self.population.index(self.name))
         about, before = begun or ({"client": self.name, "changed": [], **self._derived()}, [])
         traces = list(dict.fromkeys([*before, *self._traces()]))
         self._write_intention(about, traces)
@@ -126,8 +126,8 @@ class Forgetting:
         """
         own, others = [], []
         for path in self._segments():
-            mine, rest = scrub.segment_rows(path, self.client.place)
-            own.append(mine)
+            own_rows, rest = scrub.segment_rows(path, self.client.place)
+            own.append(own_rows)
             others.append(rest)
         for _, path, method in self._checkpoints():
             found = read_checkpoint(path)
@@ -146,7 +146,7 @@ class Forgetting:
         return [trace for trace in own if not any(trace in other for other in others)]
 
     def _derived(self) -> dict[str, Any]:
-        """What was made of results, and will be made anew: analyses by run, and folders with pages."""
+        """Files derived from results, which are made again: analyses by run, and folders with pages."""
         analyses: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.folder.rglob("analysis/*.json")):
             try:
@@ -165,7 +165,7 @@ class Forgetting:
 
     # -- the files -----------------------------------------------------------------------------------------------------
     def _scrubbed(self) -> Iterator[Path]:
-        """Take the client out of every file; yields those that were changed."""
+        """Removes the client from every file; yields the changed files."""
         for path, change in self._files():
             try:
                 changed = change()
@@ -178,7 +178,7 @@ class Forgetting:
                 yield path
 
     def _files(self) -> Iterator[tuple[Path, Callable[[], bool]]]:
-        """Every file that may tell of the client, and how to take it out."""
+        """Every file that may mention the client, and the function that removes the client from it."""
         name, folder = self.name, self.folder
         for path in self._segments():
             yield path, partial(scrub.scrub_segment, path, self.client.place)
@@ -246,9 +246,9 @@ class Forgetting:
 
     def _receipt(self, about: dict[str, Any], traces: list[bytes], found: Found, not_made: list[str]) -> dict[str, Any]:
         changed, remains = about["changed"], list(REMAINS)
-        around = self.folder.resolve().parent.parent
-        if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(around, self.name):
-            remains.append(f"other runs of {around}: forget the client there")
+        comparison = self.folder.resolve().parent.parent
+        if self.folder.resolve().parent.name in ("runs", "tuning") and not is_forgotten(comparison, self.name):
+            remains.append(f"other runs of {comparison}: forget the client there")
         if any(self.folder.rglob("*words.json")):
             remains.append("the vocabulary of the models, which may have words that only this client said")
         made = [*about["analyses"], *about["summaries"], *about["reports"]]

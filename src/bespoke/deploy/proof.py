@@ -1,4 +1,4 @@
-"""The proof that a client is gone: every file of a folder is decoded and searched for its id and its bytes."""
+"""The proof that a client is gone: decodes every file of a folder and searches it for the client's id and bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and different ones among them: l
 
 @dataclass
 class Found:
-    """What a search came upon, by file: bytes of the client, or its id as a word."""
+    """The findings of a search by file: the client's bytes, or its id as a word."""
 
     files: int = 0
     bytes: list[str] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Found:
 
 
 def telling(trace: bytes) -> bool:
-    """Whether bytes can be searched for: they are not found unless they are the client's."""
+    """Whether these bytes can be searched for: they must not occur unless they are the client's."""
     return len(trace) >= SHORTEST and len(set(trace)) >= DIFFERENT
 
 
@@ -50,10 +50,12 @@ def search(folder: Path, client: str, traces: Iterable[bytes], leave_out: Iterab
 
 def _word(client: str) -> re.Pattern[str]:
     """The id as a whole word, as it is or as HTML and JSON write it."""
-    ways = {client, html.escape(client), html.escape(client, quote=False)}
+    spellings = {client, html.escape(client), html.escape(client, quote=False)}
     for escaped in (json.dumps(client), json.dumps(client, ensure_ascii=False)):
-        ways |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
-    return re.compile("|".join(rf"(?<!\w){re.escape(way)}(?!\w)" for way in sorted(ways, key=len, reverse=True)))
+        spellings |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
+    return re.compile(
+        "|".join(rf"(?<!\w){re.escape(spelling)}(?!\w)" for spelling in sorted(spellings, key=len, reverse=True))
+    )
 
 
 def _bytes(path: Path) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Taking one client out of the files of a folder. Each step may be repeated: what is gone already stays gone."""
+"""Removes one client from the files of a folder. Every step can be repeated without further effect."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LOGS = ("rounds.jsonl", "ledger.jsonl", "attempts.jsonl")
 
 
 @dataclass(frozen=True)
-class Client:
-    """Whom to take out: the id, and the place among all clients."""
+class ForgottenClient:
+    """The client to remove: its id, and its position among all clients."""
 
     id: str
     place: int
@@ -75,7 +75,7 @@ def unnamed(value: Any, client: str) -> Any:
 
 
 def scrub_json(path: Path, client: str, more: Callable[[dict[str, Any]], None] = lambda value: None) -> bool:
-    """Take the client out of a JSON file; returns whether that changed it."""
+    """Removes the client from a JSON file; returns whether the file changed."""
     if not path.exists():
         return False
     before = read_json(path)
@@ -141,17 +141,17 @@ def scrub_segment(path: Path, client: int) -> bool:
     others = clients != client
     if others.all():
         return False
-    kept, left, owner = clients[others].clone(), rows[others].clone(), segment_owner(path)
+    kept, remaining, owner = clients[others].clone(), rows[others].clone(), segment_owner(path)
     del clients, rows
-    replaced(path, lambda: write_segment(path, kept, left, owner))
+    replaced(path, lambda: write_segment(path, kept, remaining, owner))
     return True
 
 
 def segment_rows(path: Path, client: int) -> tuple[bytes, bytes]:
     """The client's row of a segment (empty if it has none), and those of the others."""
     clients, rows = read_segment(path)
-    mine = clients == client
-    return rows[mine].numpy().tobytes(), rows[~mine].numpy().tobytes()
+    of_client = clients == client
+    return rows[of_client].numpy().tobytes(), rows[~of_client].numpy().tobytes()
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def server_rows(method: Method | None, server: Tree) -> dict[str, tuple[Tensor, 
 
 
 def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], client: int) -> dict[str, Tensor]:
-    """A server's state in which a client is as one that was never seen."""
+    """A server state in which the client looks like one that was never seen."""
     changed = dict(flat)
     for name, (fresh, axes) in kept.items():
         leaf = flat[name].clone()
@@ -186,7 +186,7 @@ def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], cli
     return changed
 
 
-def scrub_checkpoint(folder: RunFolder, path: Path, client: Client, method: Method | None) -> bool:
+def scrub_checkpoint(folder: RunFolder, path: Path, client: ForgottenClient, method: Method | None) -> bool:
     """Take a client out of a checkpoint: its name, and what the server keeps of it; `method`: whose state it is."""
     found = read_checkpoint(path)
     flat = flatten(found.server)

@@ -1,4 +1,4 @@
-"""From a configuration to an Experiment: rows loaded and prepared, the task and the methods made, all of it checked."""
+"""Builds an Experiment from a configuration: loads and prepares rows, makes the task and methods, checks all of it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build(
     config: ExperimentConfig, population: Population | None = None, prepared: Prepared | None = None,
     folder: Path | None = None,
 ) -> Experiment:  # fmt: skip
-    """Everything resolved; `population` (as loaded) may be given, or what has been made of it (see Bench).
+    """Builds a complete experiment; `population` (as loaded, or prepared, see Bench) may be given.
 
     `folder` is that of the run, where what is released of the data under privacy is kept.
     """
@@ -128,7 +128,7 @@ def build(
 
 
 class Bench:
-    """Builds many experiments of one population; what those of one split have in common is made once.
+    """Builds many experiments on one population; work that experiments with the same split share is done once.
 
     `folder` keeps what is released of the data under privacy, for all of them.
     """
@@ -138,7 +138,7 @@ class Bench:
         self.made: dict[str, Prepared] = {}
 
     def prepared(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Prepared:
-        """The rows for a configuration; `privacy`: that of the runs beside it, if it has none itself."""
+        """The prepared rows for a configuration; `privacy` is that of the other runs, if it has none itself."""
         privacy = privacy or config.privacy
         key = split_key(config, privacy)
         if key not in self.made:
@@ -170,14 +170,14 @@ def _scored(task: BaseTask, config: ExperimentConfig, about: About) -> tuple[Bas
 
 
 def _attackers(config: ExperimentConfig, prepared: Prepared) -> Any:
-    """The clients that attack; nobody if there is no attack."""
+    """The attacking clients; empty without an attack."""
     if config.attack is None:
         return np.zeros(0, np.int64)
     return attackers(prepared.population, prepared.split.train.clients, config.attack, config.seed)
 
 
 def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:
-    """What acts on messages besides privacy. Clipping comes last: it scales a compressed message, and bounds it."""
+    """All transforms besides privacy. Clipping comes last: it bounds the compressed message."""
     clip = (Clip(config.clip),) if config.clip else ()
     if config.top_k is None and config.quantize is None:
         return clip
@@ -185,7 +185,7 @@ def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:
 
 
 def resolved(config: ExperimentConfig) -> dict[str, Any]:
-    """The configuration with its defaults written out, as it lies in config.toml."""
+    """The configuration with its defaults written out, as in config.toml."""
     return config.model_dump(exclude_none=True, mode="json", by_alias=True)
 
 

@@ -1,4 +1,4 @@
-"""Callbacks as an experiment names them: [callbacks] of a file, objects from Python, and the way from one to the other.
+"""Callbacks of an experiment: named in [callbacks] of a file, or given as objects from Python.
 
     [callbacks]
     early-stop = {patience = 5}
@@ -34,7 +34,7 @@ def made(tables: Any, where: str) -> list[Callback]:
 
 
 def check_callbacks(tables: dict[str, Any], where: str) -> None:
-    """Refuse wrong settings of bespoke's own; those of others are seen when they are made, for that imports them."""
+    """Refuses wrong settings of bespoke's callbacks. Those of others are checked when they are made."""
     for name in tables:
         CALLBACKS.recorded(name, f"{where}: callbacks")  # or unknown
     for name, knobs in tables.items():
@@ -62,14 +62,14 @@ def _checked(kind: type[Callback], knobs: Any, where: str) -> dict[str, Any]:
 
 
 def name_of(callback: Callback) -> str:
-    """The name by which an experiment finds callbacks of this kind."""
+    """The name under which experiments find callbacks of this class."""
     kind = type(callback)
-    ours = {built_in: name for name, built_in in CALLBACKS.built_in.items()}
-    return ours.get(kind) or CALLBACKS.recorded(kind, "callbacks")
+    built_in_names = {built_in: name for name, built_in in CALLBACKS.built_in.items()}
+    return built_in_names.get(kind) or CALLBACKS.recorded(kind, "callbacks")
 
 
 def _settings(callback: Callback) -> dict[str, Any]:
-    """The settings of one that decides, as TOML has them."""
+    """The settings of a deciding callback, in TOML's types."""
     kind: Any = type(callback)
     made_by = kind.__dict__.get("__dataclass_params__")  # not inherited: fields that it adds would not be known
     if made_by is None or not made_by.frozen:
@@ -86,7 +86,7 @@ def _undescribed(kind: type, where: str) -> UserError:
 
 
 def check_foreseen(experiment: Experiment, names: Iterable[str]) -> None:
-    """Refuse stages that a callback may end where how many rounds there are has to be known."""
+    """Refuses stages that a callback may end, if the number of rounds must be known in advance."""
     why = "rows that come and go" if experiment.earlier else "[privacy], which is calibrated to it"
     if experiment.earlier or experiment.privacy is not None:
         raise UserError(
@@ -98,21 +98,21 @@ def check_foreseen(experiment: Experiment, names: Iterable[str]) -> None:
 def separated(raw: dict[str, Any], given: Iterable[Callback] = (), where: str = "callbacks") -> tuple[
     dict[str, Any], list[Callback]
 ]:  # fmt: skip
-    """An experiment as the user gave it, with those callbacks alone that decide; and all, those of `given` too."""
-    told = [*made(trust_named(raw.get("callbacks", {})), where), *given]
+    """Returns the experiment with only its deciding callbacks, and the list of all callbacks, `given` included."""
+    callbacks = [*made(trust_named(raw.get("callbacks", {})), where), *given]
     deciding: Tables = {}
-    for callback in told:
+    for callback in callbacks:
         if decides(type(callback)):
             name = name_of(callback)
             if name in deciding:
                 raise UserError(f"{where}: {name} is given twice; which of the two is to decide? Leave one out")
             deciding[name] = _settings(callback)
     rest = {key: value for key, value in raw.items() if key != "callbacks"}
-    return {**rest, **({"callbacks": deciding} if deciding else {})}, told
+    return {**rest, **({"callbacks": deciding} if deciding else {})}, callbacks
 
 
 def with_options(raw: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
-    """An experiment with callbacks as the command line gives them: "early-stop,patience=5"."""
+    """The experiment with the callbacks of the command line: "early-stop,patience=5"."""
     found: Tables = {}
     for option in options:
         name, *settings = (part.strip() for part in option.split(","))

@@ -1,4 +1,4 @@
-"""Calls from Python are checked like experiment files: what means nothing is refused, in words."""
+"""Checks the arguments of Python calls like experiment files, with the same error messages."""
 
 from __future__ import annotations
 

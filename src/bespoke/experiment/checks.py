@@ -1,4 +1,4 @@
-"""Checks of experiments, comparisons and tunings: what is wrong, where, and what is allowed."""
+"""Checks of experiments, comparisons and tunings; messages say what is wrong, where, and what is allowed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bespoke.privacy.settings import check_privacy, check_robust_rule, uniform_w
 
 
 def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
-    """Validate an experiment, or say what is wrong, where, and what is allowed."""
+    """Validates an experiment; errors say what is wrong, where, and what is allowed."""
     check_numbers(raw, where)
     raw = recorded(_given(raw), where)
     if raw.get("privacy") is not None and isinstance(raw.get("stage"), list):
@@ -74,7 +74,7 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
 
 
 def _given(value: Any) -> Any:
-    """The same without None, which stands for what is not given: TOML has no word for it."""
+    """The same without None values, which TOML cannot express."""
     if isinstance(value, dict):
         return {name: _given(entry) for name, entry in value.items() if entry is not None}
     return [_given(entry) for entry in value] if isinstance(value, list) else value
@@ -126,7 +126,7 @@ def _check_seeds(seeds: Any, where: str) -> None:
 
 
 def _check_alone(config: ExperimentConfig, where: str) -> None:
-    """Refuse what an aggregator that bounds changes does not go together with."""
+    """Refuses options that cannot be combined with an aggregator that bounds changes."""
     if config.privacy is not None:
         raise UserError(
             f"{where} beside [privacy]: the server would learn without noise how many clients were zeroed and clipped, "

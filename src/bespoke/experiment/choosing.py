@@ -1,4 +1,4 @@
-"""Choosing a personal model, on validation scores and on nothing else.
+"""Chooses a personal model among candidates, by validation scores only.
 
 Scores of query rows are another type: they can be read at a choice already made, but nothing can be chosen on them.
 """
@@ -19,7 +19,7 @@ from bespoke.models.task import finished, sums_of
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 # all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
-Who = Literal["global", "client", "support", "last"]
+Chooser = Literal["global", "client", "support", "last"]
 PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at least
 
 
@@ -68,11 +68,11 @@ class ValidationScores(_Scores):
 
 
 class SupportScores(_Scores):
-    """Scores on the rows a client adapts on: by their loss it may choose among models that others have trained."""
+    """Scores on support rows: by their loss, a client may choose among models that others have trained."""
 
 
 class QueryScores(_Scores):
-    """Scores on query rows: results, on which nothing is chosen."""
+    """Scores on query rows: these are results, and nothing is chosen on them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A candidate for everyone, and exceptions for clients that chose for themselves."""
+    """The candidate for all clients, and the exceptions of clients that chose for themselves."""
 
     default: int
     own: dict[int, int]
@@ -101,14 +101,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class BySize:
-    """A candidate for each part of the clients by how many examples they adapt on."""
+    """One candidate for each class of clients by their number of support rows."""
 
     edges: NDArray[Any]  # least examples of the second part, of the third ...
     picks: tuple[int, ...]
     common: int
 
     def choice(self, *parts: tuple[Ints, Ints]) -> Chosen:
-        """That of these clients, who have so many examples."""
+        """The choice for these clients, which have these numbers of rows."""
         own: dict[int, int] = {}
         for clients, sizes in parts:
             place = np.searchsorted(self.edges, sizes, side="right")
@@ -120,18 +120,18 @@ def choose(
     scores: ValidationScores | SupportScores,
     metric: str,
     lower_is_better: bool,
-    who: Who = "global",
+    by: Chooser = "global",
     allowed: list[int] | None = None,
 ) -> Chosen:
     """The best candidate by the unweighted mean over clients, or by each client's own rows. Ties keep the earlier.
 
     `allowed` restricts the candidates (indices). A client without validation rows follows the common choice.
     """
-    allowed_type = SupportScores if who == "support" else ValidationScores
+    allowed_type = SupportScores if by == "support" else ValidationScores
     if not isinstance(scores, allowed_type):
         raise TypeError(f"choices are made on {allowed_type.__name__}, not on {type(scores).__name__}: that would leak")
     candidates = list(range(scores.candidates)) if allowed is None else allowed
-    if who == "last":
+    if by == "last":
         return Chosen(candidates[-1], {})
     seen = np.zeros(len(scores.clients), dtype=bool)  # who has a value, under whatever candidate
     for candidate in range(scores.candidates):
@@ -147,7 +147,7 @@ def choose(
         better = (cost < least) | np.isnan(least)
         own[better], least[better] = candidate, cost[better]
     common = candidates[int(np.argmin(means))]
-    if who == "global":
+    if by == "global":
         return Chosen(common, {})
     return Chosen(common, dict(zip(scores.clients[seen].tolist(), own[seen].tolist())))
 

@@ -1,4 +1,4 @@
-"""Typed experiment files (TOML): the tables, their keys, types and defaults. Unknown keys are refused.
+"""The typed experiment file (TOML): its tables, keys, types and defaults. Unknown keys are refused.
 
 reading.py reads a file, checks.py checks what types cannot say.
 """

@@ -1,4 +1,4 @@
-"""What is learned of the data before training: from training rows alone, declared by the user, or paid for.
+"""What is learned from the data before training: from training rows only, declared by the user, or released with noise.
 
 Categories, class names, missing values, first dates, means and deviations are learned from clients, and whoever sees a
 model sees them. Under [privacy] each of them is declared public, released with noise that the account counts (see
@@ -44,7 +44,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class EncodingRules:
-    """What is to be learned for an experiment."""
+    """What must be learned from the data for an experiment."""
 
     how: How
     target: bool  # the target is standardized
@@ -57,14 +57,14 @@ class EncodingRules:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as features and target, and the means and deviations that are not to be taken from them."""
+    """Rows as features and target, with means and deviations that must not be computed from them again."""
 
     population: Population
     given: Statistics
 
 
 def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
-    """Encode the rows of a source or a table by its training rows, by its schema, or by what is released of it."""
+    """Encodes rows by the training rows, by a declared schema, or by statistics released with noise."""
     if wanted.pretrained and "pieces" in raw.columns:
         return Encoded(texts.encode_pretrained(raw, wanted.pretrained), {})
     privacy, declared = wanted.privacy, _declared(raw)
@@ -79,8 +79,8 @@ def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
             schema, notes = Schema.of(release.schema, "the released schema"), release.notes
             population = replace(raw, about={**raw.about, "notes": []})  # they count rows and values
             if "pieces" in raw.columns:
-                left = raw.about["text"]["column"]
-                notes = [*notes, f"Left out: no words of {left} are released; declare them: --schema FILE."]
+                remaining = raw.about["text"]["column"]
+                notes = [*notes, f"Left out: no words of {remaining} are released; declare them: --schema FILE."]
         elif schema is None:
             rows, _ = train.of(train.clients)
             schema = learned(raw, rows, notes)
@@ -134,7 +134,7 @@ def _declared(raw: Population) -> Schema | None:
 
 
 def _released(raw: Population, train: Train, wanted: EncodingRules, declared: Schema | None) -> Release | None:
-    """Learn with noise what is neither declared nor public, and keep it; None if there is nothing to learn."""
+    """Learns with noise what is neither declared nor public, and stores it; None if there is nothing to learn."""
     privacy, table = wanted.privacy, "cells" in raw.columns
     assert privacy is not None
     spoken = "pieces" in raw.columns and _known_words(raw, privacy) is None and not privacy.public_schema
@@ -195,7 +195,7 @@ def _numbers(raw: Population, train: Train, wanted: EncodingRules, declared: Sch
 
 
 def _months(raw: Population) -> list[str]:
-    """The features of a table whose size is known whatever the rows are."""
+    """Features of a table whose range is known without data."""
     dates = [entry["name"] for entry in raw.about.get("columns", ()) if entry["kind"] == "date"]
     return [f"{name} {part}" for name in dates for part in ("month sin", "month cos")]
 

@@ -1,4 +1,4 @@
-"""What is to be run: an experiment, the stages it consists of, and what one stage hands on to the next."""
+"""An experiment: its stages, and what each stage hands on to the next."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IMPROVEMENT = 1e-3  # the part of the metric that counts as better
 
 @dataclass(frozen=True)
 class Stage:
-    """A method and how many rounds it trains; it starts from the parameters of the stage before."""
+    """A method and its number of rounds. It starts from the parameters of the stage before."""
 
     method: Method
     rounds: int  # at most so many, if `auto`
@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a result is a function of."""
+    """Everything that determines a result."""
 
     label: str
     population: Population
@@ -81,7 +81,7 @@ class Experiment:
     def work(
         self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None
     ) -> ClientWork:
-        """What clients do in a stage, and what is made of what they send."""
+        """The clients' work in a stage, with the transforms of their messages."""
         collusion = None
         if self.attack is not None and self.attack.kind == "little-is-enough":
             keys = frozenset(self.population.keys[list(self.attackers)].tolist())
@@ -90,7 +90,7 @@ class Experiment:
         return ClientWork(method, train, transforms, setting, rule, collusion, self.secure)
 
     def acting(self, place: int) -> tuple[Transform, ...]:
-        """What acts on the messages of a stage: attacks, then the stage's aggregator, then what acts in all stages."""
+        """The transforms of a stage's messages: attacks, then the stage's aggregator, then those of all stages."""
         aggregator = self.stages[place].aggregator
         if aggregator is None:
             return self.transforms
@@ -111,14 +111,14 @@ class Experiment:
         return Sampler(train or self.split.train, seed, self.cohort, secret=bool(secret), **self.sampling)
 
     def cohorts(self, place: int, groups: Tensor | None, secret: int = 0, train: Train | None = None) -> Cohorts:
-        """Who comes to the rounds of a stage: a cohort of all clients, one of each group, or everyone."""
+        """The sampler of a stage: one cohort of all clients, one cohort per group, or all clients."""
         sampler = self.sampler(place, secret, train)
         if self.stages[place].method.needs.everyone:
             return replace(sampler, size=len(sampler.clients), sampling="full")
         return sampler if groups is None else sampler.by_group(groups.numpy())
 
     def foreseen(self, place: int) -> Cohorts:
-        """The same before anything is trained: where groups are still to be found, everyone may come to any round."""
+        """The sampler before anything is trained: if groups are not found yet, any client may come to any round."""
         before = [stage.method for stage in self.stages[:place]]
         if any(method.needs.everyone and method.handoff.gives == PerGroup() for method in before):
             sampler = self.sampler(place)
@@ -131,13 +131,13 @@ class Experiment:
         return (*self.earlier, Period(FOREVER, self.population, self.split))
 
     def period(self, place: int, number: int) -> int:
-        """In which of them a round of a stage falls."""
+        """The period that a round of a stage belongs to."""
         done = sum(stage.rounds for stage in self.stages[:place])
         return next(i for i, period in enumerate(self.periods) if done + number <= period.until)
 
 
 def engine_choice(experiment: Experiment, params: Params | None = None) -> EngineChoice:
-    """How to execute an experiment's clients, by its first stage that trains."""
+    """Chooses how to execute an experiment's clients, by its first stage that trains."""
     stages = experiment.stages
     place = next((place for place, s in enumerate(stages) if s.method.trains and s.rounds), len(stages) - 1)
     work = experiment.work(stages[place].method, experiment.split.train, experiment.acting(place))
@@ -158,10 +158,10 @@ def stage_key(config: dict[str, Any], place: int) -> str:
     """
     rest = {k: v for k, v in config.items() if k not in ("label", "metric", "metrics", "stage")}
     stages = config.get("stage", [])
-    told = [rest, stages[: place + 1]]
+    key_of = [rest, stages[: place + 1]]
     if config.get("privacy") and calibrated(config["privacy"]):
-        told.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=12).hexdigest()
+        key_of.append([[stage["method"], stage["rounds"]] for stage in stages if stage.get("rounds")])
+    return hashlib.blake2b(json.dumps(key_of, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
@@ -172,12 +172,12 @@ def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
 
 
 def settled(server: Tree) -> bool:
-    """Whether a server's state says that there is nothing left to learn."""
+    """Whether the server's state says that training has converged."""
     return bool(server.get("settled", False))
 
 
 def flat(curve: list[float | None], lower_is_better: bool) -> bool:
-    """Whether the last points of a learning curve are no better than those before them; true if it diverged."""
+    """Whether the last points of a learning curve are no better than those before; true if it diverged."""
     if curve and curve[-1] is None:
         return True
     values = [value if lower_is_better else -value for value in curve if value is not None]
@@ -188,7 +188,7 @@ def flat(curve: list[float | None], lower_is_better: bool) -> bool:
 
 
 def restore_empty(template: Tree, loaded: Tree) -> Tree:
-    """Empty dicts do not survive on disk; the initial state tells where they were."""
+    """Restores empty dicts, which files do not store, from the initial state."""
     return {
         name: restore_empty(value, loaded.get(name, {})) if isinstance(value, dict) else loaded[name]
         for name, value in template.items()

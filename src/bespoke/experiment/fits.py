@@ -1,4 +1,4 @@
-"""Whether methods fit the data, the model and each other; what does not is refused before anything is trained."""
+"""Checks that methods fit the data, the model and each other, before anything is trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bespoke.tensors import count, is_buffer
 
 
 def check_stages_fit(methods: Sequence[Method]) -> None:
-    """A stage begins with what the one before it hands on: one model, or several."""
+    """Checks that each stage can start from the models that the stage before hands on."""
     for place, (before, after) in enumerate(pairwise(methods), start=1):
         if before.handoff.gives not in after.handoff.takes:
             wanted = " or ".join(map(str, after.handoff.takes))
@@ -35,7 +35,7 @@ def check_stages_fit(methods: Sequence[Method]) -> None:
 
 
 def check_buffers(config: ExperimentConfig, task: Any, stages: Sequence[Stage]) -> None:
-    """Buffers that travel, and layers that stay: what does not go with them."""
+    """Refuses combinations that do not work with shared buffers or with layers that stay on clients."""
     layers, averaged = bool(task.layers), any(map(is_buffer, task.init(0)))
     for place, stage in enumerate(stages):
         where, name = f"stage {place}", stage.method.card.name
@@ -66,7 +66,7 @@ _AVERAGED = (
 
 
 def check_groups(population: Population, stages: Sequence[Stage]) -> None:
-    """Some methods need groups: those of the data, or found by the stage before."""
+    """Checks that methods that need groups have some: from the data, or found by the stage before."""
     for place, stage in enumerate(stages):
         method, found = stage.method, place > 0 and stages[place - 1].method.handoff.gives == PerGroup()
         if method.needs.groups and population.group is None and not found:
@@ -86,7 +86,7 @@ def group_sizes(population: Population, clients: NDArray[np.int64]) -> dict[str,
 
 
 def _without_groups(method: Method) -> str:
-    """What else helps a method that needs groups of clients: a stage that finds some, or another setting."""
+    """Advice for a method that needs groups: a stage that finds some, or another setting."""
     if PerGroup() in method.handoff.takes:
         made = [kind(method.task) for kind in METHODS.values()]
         finders = [m.card.name for m in made if m.handoff.gives == PerGroup() and not m.needs.groups]
@@ -99,7 +99,7 @@ def _without_groups(method: Method) -> str:
 
 
 def check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: int) -> None:
-    """Rows that come and go: the last of them have to be trained on, and how much noise hides them is not known."""
+    """Checks rows that change: the last period must be trained on, and noise cannot be calibrated for it."""
     if earlier and earlier[-1].until >= rounds:
         raise UserError(
             f"the rows of {config.data.source} change after round {earlier[-1].until}, and there are {rounds} rounds "
@@ -117,9 +117,9 @@ def check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: i
 
 
 def check_fit(method: Method, task: Any, population: Population, where: str) -> None:
-    """Some methods are for some models only, or for few clients."""
+    """Checks a method's needs: some methods are for some models only, or for few clients."""
     clients, name, needs = len(population), method.card.name, method.needs
-    if needs.smooth and getattr(task, "hinge", False):
+    if needs.smooth and not task.smooth:
         raise UserError(
             f"{where}: {name} needs a loss with a second derivative, and that of 'svm' has none; use [model] "
             "name = 'logistic', or another method"

@@ -11,7 +11,7 @@ from bespoke.experiment.config import FEATURES, TEXT, DataConfig, ExperimentConf
 
 
 def load_population(config: ExperimentConfig) -> Population:
-    """The rows as their source gives them."""
+    """Loads the rows as their source gives them."""
     data = config.data
     if data.population is not None:
         from bespoke.data.arrays import open_population
@@ -44,12 +44,12 @@ def load_population(config: ExperimentConfig) -> Population:
 
 
 def _own_tokens(pretrained: str) -> dict[str, Any]:
-    """How texts are read where nobody says: by a pretrained model in tokens of its own, and no end."""
+    """The default tokenizer of texts for a pretrained model: its own, without an end token."""
     return {"tokenizer": "model", "pretrained": pretrained, "end": False} if pretrained else {}
 
 
 def _texts(data: DataConfig, pretrained: str) -> Population:
-    """Texts of which the next word is to be predicted."""
+    """Texts for next-word prediction."""
     from bespoke.data.tables.documents import Segmenting, open_texts
     from bespoke.data.tables.schema import read_words
 

@@ -1,4 +1,4 @@
-"""From loaded rows to rows ready for training: encoded, standardized by the training rows, and split."""
+"""Prepares loaded rows for training: encodes them, standardizes them by the training rows, and splits them."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def prepare(
 
 
 def split_key(config: ExperimentConfig, privacy: PrivacyConfig | None) -> str:
-    """Names all that rows, split, encoded and standardized, depend on beside the data."""
+    """A key of everything besides the data that rows, split, encoding and standardization depend on."""
     seed = config.seed if config.split.seed is None else config.split.seed
     released = [privacy.model_dump(), config.cohort.model_dump()] if privacy and privacy.share else bool(privacy)
     return json.dumps([config.split.model_dump(), seed, config.data.standardize, released, config.model.pretrained])
 
 
 def few_rows(train: Train) -> Params:
-    """A few training rows, on which a model of the user's own is tried."""
+    """A few training rows, on which a user's own model is tried."""
     population, found = train.population, np.zeros(0, np.int64)
     for client in train.clients:
         found = np.concatenate([found, train.of(np.array([client]))[0]])[:FEW]
@@ -120,7 +120,7 @@ def make_split(population: Population, config: ExperimentConfig) -> Split:
 
 
 def _check_split(population: Population, split: Split, config: ExperimentConfig) -> None:
-    """Somebody has to train and somebody has to be tested."""
+    """Refuses a split without training clients or without test clients."""
     training, testing = len(split.train.clients), len(split.test.query.clients)
     if training and testing:
         return
@@ -140,7 +140,7 @@ def _check_split(population: Population, split: Split, config: ExperimentConfig)
 
 
 def moved(split: Split, population: Population) -> Split:
-    """The same split of a population with the same clients and rows, whose columns were transformed."""
+    """The same split of a population with the same clients and rows but transformed columns."""
 
     def move(rows: Any) -> Any:
         assert isinstance(rows, Rows)

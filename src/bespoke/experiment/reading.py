@@ -26,7 +26,7 @@ def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str,
 
 
 def read_recorded(folder: Path) -> ExperimentConfig:
-    """The experiment of a run folder. The folder may be somebody else's, so code that it names needs permission."""
+    """Reads the experiment of a run folder. The folder may come from others, so code that it names needs permission."""
     path = folder / "config.toml"
     return checked(read_toml(path), str(path))
 

@@ -1,4 +1,4 @@
-"""Names of others' code as they are recorded: "package.module:name", by which every process finds it.
+"""Records a user's own code as "package.module:name", so that every process can find it.
 
 An experiment may name a method, source, ... by a short name that this process has registered, or that an installed
 package offers. What a run folder holds must not depend on either.

@@ -1,4 +1,4 @@
-"""What is tried: lists of values or ranges by knob, and how a setting becomes part of an experiment."""
+"""Search spaces: lists of values or ranges for each knob, and how a setting is applied to an experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bespoke.experiment.checks import checked
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.methods import METHODS, label_of
 
-Setting = dict[str, Any]  # knob, with dots -> value
+KnobValues = dict[str, Any]  # knob, with dots -> value
 TUNABLE = ("model", "cohort", "transform", "privacy")  # tables that may be tried besides the methods' knobs
 
 
@@ -78,7 +78,7 @@ def _range(entry: dict[str, Any], where: str) -> Range:
     return Range(low, high, log)  # type: ignore[arg-type]
 
 
-def grid(space: Space, where: str = "the space") -> list[Setting]:
+def grid(space: Space, where: str = "the space") -> list[KnobValues]:
     """Every combination, the last knob varying fastest."""
     lists = [entry for entry in space.values() if isinstance(entry, list)]
     if len(lists) < len(space):
@@ -87,13 +87,13 @@ def grid(space: Space, where: str = "the space") -> list[Setting]:
     return [dict(zip(space, values)) for values in itertools.product(*lists)]
 
 
-def probes(space: Space) -> Iterator[Setting]:
+def probes(space: Space) -> Iterator[KnobValues]:
     """Every value of every knob once: enough to find those that are not allowed."""
     for key, entry in space.items():
         yield from ({key: value} for value in ([entry.low, entry.high] if isinstance(entry, Range) else entry))
 
 
-def merged(fixed: dict[str, Any], chosen: Setting) -> dict[str, Any]:
+def merged(fixed: dict[str, Any], chosen: KnobValues) -> dict[str, Any]:
     """Fixed and chosen knobs together; a chosen `server.lr` goes into the table `server`."""
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}
     for name, value in chosen.items():
@@ -108,7 +108,7 @@ def merged(fixed: dict[str, Any], chosen: Setting) -> dict[str, Any]:
     return result
 
 
-def applied(raw: dict[str, Any], setting: Setting) -> dict[str, Any]:
+def applied(raw: dict[str, Any], setting: KnobValues) -> dict[str, Any]:
     """An experiment with these values: `fedavg.lr` is a knob of the stage fedavg, `cohort.size` a key of a table."""
     result = {**raw, "stage": list(raw["stage"])}
     for key, value in setting.items():
@@ -137,7 +137,7 @@ def stage_place(raw: dict[str, Any], name: str) -> int:
 
 
 def called(method: Any) -> Any:
-    """What a stage is called by its method: methods of others by the names on their cards."""
+    """The name of a stage, by its method; methods of others have the names on their cards."""
     outside = isinstance(method, str) and method not in METHODS.built_in and METHODS.knows(method)
     return label_of(method) if outside else method
 
@@ -153,6 +153,6 @@ def space_json(space: Space) -> dict[str, Any]:
     return {key: entry.to_json() if isinstance(entry, Range) else entry for key, entry in space.items()}
 
 
-def text(setting: Setting) -> str:
-    """A setting in one line."""
+def text(setting: KnobValues) -> str:
+    """A setting as one line of text."""
     return ", ".join(f"{knob} = {json.dumps(value)}" for knob, value in setting.items())

@@ -1,4 +1,4 @@
-"""What the table of a stage says: its method, its rounds, and the method's knobs."""
+"""The table of a stage: its method, its rounds, and the method's knobs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _stepping(method: type[Method], knobs: dict[str, Any], rounds: int | str, wh
 
 
 def check_acceptance(table: Any, where: str) -> Acceptance:
-    """When a client takes its personal model: `accept = {min_examples = 20, margin = 0.01}`, one of them or both."""
+    """Checks an acceptance rule: `accept = {min_examples = 20, margin = 0.01}`, one of them or both."""
     if not isinstance(table, dict) or not table:
         raise UserError(f"{where} = {table!r}: a table of min_examples, margin, or both")
     return Acceptance(**check_knobs(Acceptance, table, where))

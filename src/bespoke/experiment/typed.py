@@ -1,4 +1,4 @@
-"""Values against declared types: the first thing wrong, in words, with what is allowed."""
+"""Checks values against declared types and explains the first mismatch in words."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
-    """The first thing wrong, in words: the key, the value found, what is allowed."""
+    """The first error in words: the key, the value found, what is allowed."""
     first = error.errors()[0]
     path = [str(part) for part in first["loc"]]
     key, found, kind = ".".join(path), first["input"], first["type"]

@@ -1,4 +1,4 @@
-"""What a comparison compares: methods, each perhaps in several settings under labels of their own.
+"""The entries of a comparison: methods, each possibly in several settings with labels of their own.
 
     [compare.entries.warm]
     method = "hypcluster"
@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def after(self) -> str:
-        """The entry whose model it starts from, unless it says for itself what comes before it."""
+        """The entry whose model this one starts from, unless it lists its own earlier stages."""
         if self.follows is not None:
             return self.follows
         return self.method.card.after if self.before is None else ""
@@ -71,7 +71,7 @@ class Entry:
         return {knob: values for knob, values in found.items() if knob not in self.knobs}
 
     def stages(self, knobs: dict[str, Any], rounds: int | str) -> list[dict[str, Any]]:
-        """Its stages, those before it first; `rounds` is for those that do not say."""
+        """The entry's stages, earlier ones first; `rounds` is the default."""
         own: dict[str, Any] = {
             "method": self.named,
             **({"rounds": rounds} if self.method.trains else {}),
@@ -144,7 +144,7 @@ def labelled(table: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_after(label: str, entries: dict[str, dict[str, Any]], place: str) -> None:
-    """It names another entry or method, stands alone, and leads back to a beginning."""
+    """Checks `after`: it names another entry or method, stands alone, and forms no cycle."""
     after = entries[label]["after"]
     if "before" in entries[label]:
         raise UserError(f"{place}: after = {after!r} and before: give one of them; both say what comes before it")

@@ -1,4 +1,4 @@
-"""Texts written by voices, token by token; keys and values of what was read already are kept.
+"""Writes texts token by token with personal voices; keys and values of tokens already read are cached.
 
 Lines with equally many tokens are computed together, so that nothing is padded. The draws of a line are keyed by (seed,
 prompt, number): they depend neither on what else is written nor on the voice, so that two voices differ by their

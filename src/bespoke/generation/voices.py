@@ -1,4 +1,4 @@
-"""Who speaks: the personal models of a finished run with a frozen language model, by user and context."""
+"""Voices of a finished run with a frozen language model: personal models by user and context."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Voice:
 
     @property
     def label(self) -> str:
-        who = {"anybody": "anybody", "plain": "no prefix"}.get(self.kind, self.user)
-        return f"{who}, {self.context}" if self.context and self.kind != "plain" else who
+        speaker = {"anybody": "anybody", "plain": "no prefix"}.get(self.kind, self.user)
+        return f"{speaker}, {self.context}" if self.context and self.kind != "plain" else speaker
 
     @property
     def prefix(self) -> Tensor | None:
@@ -81,9 +81,9 @@ class Voices:
         self.experiment = build(config, folder=path)
         self.models = Models(folder, self.experiment)
         population = self.experiment.population
-        left = without_forgotten(population, path).sizes() > 0
+        remaining = without_forgotten(population, path).sizes() > 0
         support = self.experiment.split.test.support.sizes(np.arange(len(population))) > 0
-        self.users = [population.ids[int(client)] for client in np.flatnonzero(left & support)]
+        self.users = [population.ids[int(client)] for client in np.flatnonzero(remaining & support)]
         self.contexts: list[str] = list(population.about.get("contexts", []))
         self.private = bool(self.experiment.privacy) and not name_clients  # clients are not to be named
         self._made: dict[str, Tree] = {}
@@ -137,7 +137,7 @@ class Voices:
         return self.voice("user", user, context or self.home(user), self._made[user])
 
     def anybody(self, context: str = "") -> Voice:
-        """The shared model: what a new user begins with."""
+        """The shared model, with which a new user starts."""
         params = self.method.params(self.models.server)
         params = params if self.models.groups is None else take(params, 0)
         several = isinstance(self.method.handoff.gives, Stacked)

@@ -1,4 +1,4 @@
-"""Clipping: bound the norm of what one client can send."""
+"""Clipping: bounds the norm of one client's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression of messages: the largest entries only, in eight bits, or both; what is lost goes into the next message.
+"""Compression of messages: largest entries only, eight bits, or both; the error is added to the next message.
 
 Top-k (Aji and Heafield 2017; error feedback: Stich et al. 2018, Karimireddy et al. 2019) sends of each leaf the k
 entries of largest size with their places. What was not sent stays on the client and is added to its next message: this
@@ -54,7 +54,7 @@ class Compress(Transform):
         return leaf.is_floating_point() and leaf.dim() > 0 and leaf.numel() >= self.least
 
     def client(self, sent: Outgoing) -> Outgoing:
-        errors, left = flatten(sent.memory.get("error", {})), Params()
+        errors, unsent = flatten(sent.memory.get("error", {})), Params()
         total = sent.nbytes
 
         def received(name: str, leaf: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ class Compress(Transform):
             wanted = leaf + errors[name] if name in errors else leaf
             wire = self.encode(wanted.flatten(1), (sent.key, name), sent.clients)
             whole = self.decode(wire, leaf[0].numel()).reshape(leaf.shape).to(leaf.dtype)
-            left[name] = wanted - whole
+            unsent[name] = wanted - whole
             total += nbytes(wire) - nbytes(leaf)
             return whole
 
         up = named_map(received, sent.up)
-        kept = {"error": unflatten(left)} if self.remembers else sent.memory
+        kept = {"error": unflatten(unsent)} if self.remembers else sent.memory
         return replace(sent, up=up, nbytes=total, memory=kept)
 
     # -- the encoded form: rows are clients --------------------------------------------------------------------------

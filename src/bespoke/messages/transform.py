@@ -1,4 +1,4 @@
-"""What acts on messages between client and server: clipping, noise, compression.
+"""The contract of transforms, which act on messages between client and server: clipping, noise, compression.
 
 A transform has a client half, on what leaves a client, and a server half, on the sums. Hosts apply the client half to
 some clients at a time, stacked along a first dimension, after the method has made their messages: each client's part is
@@ -23,7 +23,7 @@ State = dict[str, float]  # what a transform keeps on the server from round to r
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What some clients are about to send, stacked, a client each along the first dimension of every leaf."""
+    """The messages of some clients before they are sent, stacked: the first dimension of every leaf is the client."""
 
     up: Tree
     nbytes: int  # on the wire, all of them together
@@ -34,7 +34,7 @@ class Outgoing:
 
 
 class Transform:
-    """Does nothing; what a transform does it puts in place of these."""
+    """Default: no-op. Subclasses override the half they need."""
 
     covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
     remembers = False  # True: clients keep something of it, as private as the method's own state
@@ -44,7 +44,7 @@ class Transform:
     title = "this transform"  # its key in an experiment
 
     def check(self, method: Method) -> None:
-        """Refuse a method that sends nothing for this to act on."""
+        """Refuses a method whose messages this transform cannot act on."""
         missing = [name for name in self.needs if name not in method.uplink]
         if missing:
             raise UserError(
@@ -53,7 +53,7 @@ class Transform:
             )
 
     def memory(self, up: Tree) -> Tree:
-        """What a client remembers before its first message, which looks like `up`."""
+        """What a client remembers before its first message; `up` has the message's form."""
         return {}
 
     def start(self) -> State:
@@ -64,9 +64,9 @@ class Transform:
         return sent
 
     def observe(self, cohort: Cohort, state: State) -> dict[str, Any]:
-        """For the round's log, of the sums as they arrived and the state that the round was made with."""
+        """Numbers for the round's log, from the sums as they arrived and the state used in the round."""
         return {}
 
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
-        """The sums as the method's server is to see them, and the state of the next round."""
+        """Returns the sums for the method's server, and the state of the next round."""
         return cohort, state

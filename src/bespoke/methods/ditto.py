@@ -54,5 +54,5 @@ class Ditto(PrivateModel):
         if self.solver == "exact":
             return private, up
         begin = 0 if self.order == "original" else self.epochs
-        mine = batches.part(begin, begin + self.private_epochs)
-        return {"model": self.pulled(private["model"], down["params"], mine)}, up
+        own_epochs = batches.part(begin, begin + self.private_epochs)
+        return {"model": self.pulled(private["model"], down["params"], own_epochs)}, up

@@ -1,4 +1,4 @@
-"""Groups by k-means on what clients' rows are like: the simplest way to find groups before they are trained apart.
+"""Groups by k-means on the mean features of clients' rows: the simplest way to find groups before training them.
 
 Each client sends one vector, the mean over its rows of the model's features (before the last layer; of a linear model
 the inputs themselves). The server standardizes them over clients and divides these by k-means; it learns each client's

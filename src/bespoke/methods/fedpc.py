@@ -123,13 +123,13 @@ class FedPC(LocalAdam):
         uses, lr = torch.zeros(self.task.contexts), self.schedule.of(self.lr, batches)
         for step in range(len(batches)):
             batch, live = batches[step], batches.live(step)
-            who = "anybody" if every and step % every == 0 else "user"
+            drawn_for = "anybody" if every and step % every == 0 else "user"
 
             def loss(p: Params, batch: Params = batch) -> Tensor:
                 return self.task.loss(product(*_parted(p)), batch)
 
-            slopes = _parted(self.slope(loss, _joined(held[who], held["contexts"])))
-            for part, slope in zip((who, "contexts"), slopes):
+            slopes = _parted(self.slope(loss, _joined(held[drawn_for], held["contexts"])))
+            for part, slope in zip((drawn_for, "contexts"), slopes):
                 if part != "user":
                     slope = pulled(slope, held[part], start[part], self.mu)
                 moved, states[part] = adam_step(states[part], held[part], slope, at(lr, step), live, self.eps)

@@ -137,13 +137,13 @@ class HypCluster(Ensemble):
         (cluster, loss), weight = self.pick(down, batches), self.weight(batches)
         start = self.model(down, cluster)
         delta = scale(subtract(self.train(start, batches), start), weight)
-        told = {"loss": loss} if self.reseed else {}
+        reported = {"loss": loss} if self.reseed else {}
         if self.upload == "index":
-            return private, {"delta": delta, "weight": weight, "cluster": cluster.int(), **told}
-        mine = (torch.arange(self.k) == cluster).float()
+            return private, {"delta": delta, "weight": weight, "cluster": cluster.int(), **reported}
+        in_cluster = (torch.arange(self.k) == cluster).float()
         for name in down["params"]:
-            delta[name] = mine.reshape(-1, *(1,) * delta[name].dim()) * delta[name]
-        return private, {"delta": delta, "weight": mine * weight, "count": mine, **told}
+            delta[name] = in_cluster.reshape(-1, *(1,) * delta[name].dim()) * delta[name]
+        return private, {"delta": delta, "weight": in_cluster * weight, "count": in_cluster, **reported}
 
     def tally(self, server: Tree, cohort: Cohort) -> tuple[Params, Tensor, Tensor]:
         """The sums of changes, of weights and of clients by cluster, whichever way they were sent."""

@@ -1,4 +1,4 @@
-"""Local training: every client for itself, nothing is shared (Motley's first baseline).
+"""Local training: every client trains alone and nothing is shared (Motley's first baseline).
 
 Each client trains the initial model on its own rows. Learning rate and epoch are chosen on validation data as in
 fine-tuning; indeed it is fine-tuning of a model that nobody has trained.

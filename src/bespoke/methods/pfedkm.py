@@ -87,10 +87,12 @@ class PFedKM(FedAvg):
         return private, {"delta": scale(body, weight), "head": head, "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
-        who, order = torch.tensor(cohort.clients).sort()  # so that it does not matter who answered first
+        clients, order = torch.tensor(cohort.clients).sort()  # so that it does not matter who answered first
         each = take(cohort.each, order)
         heads, weight, whole = self.split(server["params"])[1], each["weight"], self.over == "model"
-        become = {name: _head(heads[name], server["cluster"][who]) + change for name, change in each["head"].items()}
+        become = {
+            name: _head(heads[name], server["cluster"][clients]) + change for name, change in each["head"].items()
+        }
         moved = scale(each["delta"], 1 / weight) if whole else {}
         points = torch.cat([leaf.flatten(1) for leaf in (*moved.values(), *become.values())], 1)
         # what all have in common, and how far they go, changes as the body is trained: centres are of directions
@@ -111,7 +113,7 @@ class PFedKM(FedAvg):
         params, optimizer = self.server.step(server["optimizer"], server["params"], mean)
         return {
             **server, "params": params, "optimizer": optimizer, "centres": centres, "rounds": server["rounds"] + 1,
-            "cluster": server["cluster"].index_copy(0, who, places), "count": (members > 0).sum(1).float(),
+            "cluster": server["cluster"].index_copy(0, clients, places), "count": (members > 0).sum(1).float(),
         }  # fmt: skip
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:

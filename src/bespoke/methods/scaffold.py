@@ -75,8 +75,8 @@ class Scaffold(SharedModel):
 
     @stackable(lambda method: method.option == "II" and method.schedule.steady)
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
-        start, mine = down["params"], private["control"]
-        drift = subtract(down["control"], mine)
+        start, own = down["params"], private["control"]
+        drift = subtract(down["control"], own)
         steps = batches.part(0, self.epochs)
         # the rate that is stepped with, by which the control is divided
         lr = bounded(self.task, start, steps, self.schedule.of(self.lr, steps), self.weight_decay)
@@ -86,13 +86,13 @@ class Scaffold(SharedModel):
             control = self.gradient(start, batches.part(self.epochs, self.epochs + 1))
         else:
             if callable(lr):  # the mean of gradients that went in with different rates
-                way = sum(steps.live(step) * at(lr, step) for step in range(len(steps)))
+                step_length = sum(steps.live(step) * at(lr, step) for step in range(len(steps)))
             else:  # steps that only pad do not count; every epoch has the same
                 many = 1 if self.steps_per_round else self.epochs
-                way = many * sum(steps.live(step) for step in range(len(steps) // many)) * lr
-            control = subtract(scale(subtract(start, trained), 1 / way), drift)
+                step_length = many * sum(steps.live(step) for step in range(len(steps) // many)) * lr
+            control = subtract(scale(subtract(start, trained), 1 / step_length), drift)
             control = {name: torch.zeros_like(c) if is_buffer(name) else c for name, c in control.items()}
-        return {"control": control}, {**self.change(trained, start, batches), "control": subtract(control, mine)}
+        return {"control": control}, {**self.change(trained, start, batches), "control": subtract(control, own)}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         control = add_scaled(server["control"], cohort.sums["control"], 1 / server["clients"])

@@ -231,22 +231,22 @@ class SelfFL(Method):
         if not self.adapt_steps:
             return fixed, self.rate(batches)
         ready = self.uncertainty(private, batches)[1] & (down["total"] > 0)
-        left, rate = self.way(down, private, batches)
-        wanted = left / -torch.log1p(-rate)
+        remaining, rate = self.remaining_distance(down, private, batches)
+        wanted = remaining / -torch.log1p(-rate)
         steps = torch.where(ready, (wanted - WHOLE).ceil(), fixed).nan_to_num(nan=1.0).clamp(1, self.max_steps)
         if not self.exact_steps:
             return steps, self.rate(batches)
-        shorter = -torch.expm1(-left / steps) / rate
+        shorter = -torch.expm1(-remaining / steps) / rate
         return steps, self.rate(batches) * torch.where(ready, shorter.clamp(max=1.0), 1.0)
 
-    def way(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
+    def remaining_distance(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, Tensor]:
         """Minus the log of the fraction of the distance to z_m that Eq. 8 leaves, and the fraction one step covers."""
         variance, _ = self.uncertainty(private, batches)
         others = (down["counted"] * (down["total"] - private["weight"])).clamp(min=TINY)
-        left = torch.log1p(down["between"] / (variance * others))
-        left = torch.where(down["counted"] > 0, left, torch.inf)  # a cohort of one has no others
+        remaining = torch.log1p(down["between"] / (variance * others))
+        remaining = torch.where(down["counted"] > 0, remaining, torch.inf)  # a cohort of one has no others
         flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
-        return left, (self.rate(batches) / flat).clamp(max=0.999)  # no step goes further than to z_m
+        return remaining, (self.rate(batches) / flat).clamp(max=0.999)  # no step goes further than to z_m
 
     def remember(self, private: Tree, model: Params) -> Tree:
         """Eq. 18 online, as Eq. 19: the mean and variance of one more model, by the client's own count."""
@@ -311,11 +311,11 @@ class AugmentedSelfFL(SelfFL):
             self.task, new["model"], batches.first(further, self.local_steps), lr=self.rate(batches),
             optimizer=ClientOptimizer(weight_decay=self.weight_decay),
         )  # fmt: skip
-        gone = subtract(local, down["params"])
+        moved = subtract(local, down["params"])
         if self.shares == "local":
-            up = self.message(gone, new["weight"], batches)
+            up = self.message(moved, new["weight"], batches)
         new = {**new, **self.remember(private, local), "local": local, "steps": new["steps"] + further}
-        return new, {**up, "spread": squared_norm(gone), "local": gone}
+        return new, {**up, "spread": squared_norm(moved), "local": moved}
 
     def start(self, down: Tree, private: Tree) -> Params:
         return super().start(down, {**private, "model": private["local"]} if self.shares == "local" else private)

@@ -73,19 +73,19 @@ class ClusteredSelfFL(SelfFL):
         }
 
     def unicast(self, server: Tree, client: int) -> Tree:
-        mine = torch.arange(len(server["weights"])) == server["member"][client]
-        return {"cluster": mine.to(server["weights"].dtype)}
+        same_cluster = torch.arange(len(server["weights"])) == server["member"][client]
+        return {"cluster": same_cluster.to(server["weights"].dtype)}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         sums = cohort.sums
         seen = sums["count"].round()  # of each cluster's clients
         there, total = seen > 0, sums["weight"].clamp(min=TINY)
-        gone = scale(sums["delta"], 1 / total)  # each cluster's mean change from theta
+        mean_change = scale(sums["delta"], 1 / total)  # each cluster's mean change from theta
         models = tree_map(
             lambda new, old: torch.where(there.reshape(-1, *(1,) * (new.dim() - 1)), new, old),
-            add(gone, server["params"]), server["models"],
+            add(mean_change, server["params"]), server["models"],
         )  # fmt: skip
-        spread = (sums["spread"] / total - _squares(gone)).clamp(min=0)
+        spread = (sums["spread"] / total - _squares(mean_change)).clamp(min=0)
         new = {
             **server,
             "models": models,

@@ -1,4 +1,4 @@
-"""Models by name: `build_task` joins a network with the task that the data ask for."""
+"""Models by name: `build_task` joins a network with the task that the data need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word language models that read words by their characters, as in Liu et al., Group Personalized Federated Learning.
+"""Word language models that read words by their characters (Liu et al., Group Personalized Federated Learning).
 
 The paper's model is an "LSTM with character embedding [Kim et al., AAAI 2016] of dimension 100, and 2 layers of 512
 hidden units" over about 33,000 words. Here a word's vector is Kim et al.'s small character CNN (characters of 15

@@ -1,4 +1,4 @@
-"""Networks that an embedding of the client goes into, and networks of which only the last layer is left.
+"""Networks that take an embedding of the client as a further input, and networks reduced to their last layer.
 
 FedEmbed joins an embedding e to a network's input and to its features. Beside a row of a table it stands as more
 columns; beside an image as one more channel, with e on its diagonal (Section 4 of the paper).

@@ -1,4 +1,4 @@
-"""A pretrained causal language model that stays as it is: only embeddings that precede a text are learned.
+"""A frozen causal language model: only embeddings that precede a text are learned.
 
 A row is fed as prefix, begin token, text; the prefix has one or more embeddings and may be another for every row. Rows
 of many clients are computed together, in buckets of rows of about the same length: under vmap the operations below see

@@ -1,4 +1,4 @@
-"""The task of a frozen language model whose last layer is learned: everything below it stays as it is.
+"""The task of a frozen language model whose last layer is learned; all layers below it stay fixed.
 
 What the model makes of a text does not depend on the head, so that it is computed once for as long as it is remembered
 (models/frozen.py). Logits are held for some tokens at a time. A bias of the last layer is not learned.

@@ -1,4 +1,4 @@
-"""Language models: the next token at every position, over vocabularies whose outputs do not fit in memory."""
+"""Language models: the next token at every position, for vocabularies whose outputs do not fit in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linear model, or the linear last layer of a network, on one client's rows: fitted to convergence instead of by SGD.
+"""Fits a linear model, or a network's linear last layer, to one client's rows until convergence, without SGD.
 
     minimise  sum_i loss_i(x_i' v) + 1/2 sum_j pull_j (v_j - anchor_j)^2
 

@@ -1,4 +1,4 @@
-"""A pretrained language model with low-rank adapters, which are all that is learned (Hu et al., LoRA, ICLR 2022).
+"""A frozen language model with low-rank adapters; only the adapters are learned (Hu et al., LoRA, ICLR 2022).
 
 The package peft puts them in: a layer's weight W becomes W + alpha / rank B A. The frozen weights are those of the one
 copy in the process; adapters are parameters that go in, so that every client may have its own. B begins as zeros: the

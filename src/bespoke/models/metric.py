@@ -1,4 +1,4 @@
-"""Scores of classes beyond accuracy, and the metric that fits the data.
+"""Classification metrics beyond accuracy, and the default metric for given data.
 
 A client's balanced accuracy, F1 and area under the ROC curve are means over its classes: `class_sums` gives the sums
 and how many classes count, in a form that stacks over clients under torch.func.vmap.
@@ -20,7 +20,7 @@ CELLS = 2**21  # of rows times classes that are sorted at once
 
 
 def default_metric(about: About, y_train: ArrayLike) -> tuple[str, str]:
-    """The metric that a comparison goes by unless told otherwise, and why, as a sentence."""
+    """The default metric of a comparison, and the reason as a sentence."""
     task = about["task"]
     if task == "regression":
         return "mse", "The target is a number, so errors are squared and averaged."

@@ -1,4 +1,4 @@
-"""Networks as pure functions of their parameters; no BatchNorm, so that they vectorize over clients."""
+"""Networks as pure functions of their parameters, without BatchNorm, so that they vectorize over clients."""
 
 from __future__ import annotations
 

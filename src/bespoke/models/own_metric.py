@@ -1,4 +1,4 @@
-"""Metrics of your own: a number for one client's rows, and which direction is better."""
+"""A user's own metrics: one number for a client's rows, and which direction is better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task of a frozen language model: what is learned is the prefix, embeddings that precede every text."""
+"""The task of a frozen language model with a learned prefix: embeddings that precede every text."""
 
 from __future__ import annotations
 

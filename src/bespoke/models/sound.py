@@ -1,4 +1,4 @@
-"""Networks of spectrograms, which are stored as rows: frames, bands."""
+"""Networks for spectrograms, whose rows are stored as (frames, bands)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Task joins a network with a loss and a score, and knows nothing of federation.
+"""Tasks: a network joined with a loss and a score. A task knows nothing of federation.
 
 A batch is a dict of tensors: `x`, `y` and `mask` (1.0 for a row, 0.0 for padding). Losses are means over the rows that
 count, so padding changes nothing. Scores are sums over rows together with their `count`, so that any mean can follow.
@@ -74,6 +74,11 @@ class BaseTask:
         return self.network.is_linear
 
     @property
+    def smooth(self) -> bool:
+        """Whether the loss has a second derivative."""
+        return True
+
+    @property
     def vectorizes(self) -> bool:
         return self.network.vectorizes
 
@@ -126,15 +131,15 @@ class BaseTask:
         return self.network.features(params, batch["x"])
 
     def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """What a memory holds of a batch: features (items, dim), targets (items), which of them count (items)."""
+        """The items of a batch for a memory: features (items, dim), targets (items), and which items count."""
         return self.features(params, batch), batch["y"], batch["mask"]
 
     def chosen(self, outputs: Tensor) -> Tensor:
-        """The targets that these outputs foretell."""
+        """The targets that these outputs predict."""
         return outputs[..., 0]
 
     def asked(self, params: Params, batch: Params) -> tuple[Any, Tensor]:
-        """What a memory is asked about these rows: the outputs that it is mixed with, and the items' features."""
+        """The question to a memory about these rows: the model's outputs, and the items' features."""
         features = self.features(params, batch)
         return self.predict(params, batch), features.reshape(-1, features.shape[-1])
 
@@ -150,7 +155,7 @@ class BaseTask:
         raise NotImplementedError
 
     def row_numbers(self, x: Tensor) -> int:
-        """How many numbers of output a row has that need not be held for all rows at once; 0: scores need all."""
+        """The number of outputs per row that need not be held for all rows at once; 0: scores need all."""
         return 0
 
     def blocks(self, rows: Params) -> list[Params]:
@@ -159,7 +164,7 @@ class BaseTask:
         return cut(rows, ROOM // numbers) if numbers else [rows]
 
     def judge(self, outputs: Tensor, rows: Params) -> Any:
-        """What scores need of the outputs of a block: all of them, or a few numbers for each item."""
+        """What scores need of a block's outputs: all of them, or a few numbers per item."""
         return outputs
 
     def judged(self, params: Params, rows: Params) -> Any:
@@ -210,7 +215,7 @@ class BaseTask:
         return said[:, None], batch["mask"][:, None].to(said.dtype)
 
     def shown(self, y: Tensor) -> Tensor:
-        """Targets as numbers beside the inputs: (rows, outputs)."""
+        """Targets as numbers, as a generator reads them beside the inputs: (rows, outputs)."""
         return y.float()[:, None]
 
     def _penalized(self, loss: Tensor, params: Params) -> Tensor:
@@ -391,6 +396,10 @@ class Classification(BaseTask):
     hinge: bool = False
     metrics: tuple[str, ...] = ("accuracy", "error", "loss", "balanced_accuracy", "f1", "auc")
     lower_is_better: tuple[str, ...] = ("error", "loss")
+
+    @property
+    def smooth(self) -> bool:
+        return not self.hinge
 
     def _sign(self, y: Tensor) -> Tensor:
         return 2.0 * y - 1.0

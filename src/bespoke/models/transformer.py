@@ -1,4 +1,4 @@
-"""A Transformer (Vaswani et al. 2017) that predicts the next word, in the sizes of Motley's TedMulti."""
+"""A Transformer (Vaswani et al. 2017) for next-word prediction, in the sizes of Motley's TedMulti."""
 
 from __future__ import annotations
 

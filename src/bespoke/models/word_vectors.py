@@ -1,4 +1,4 @@
-"""Sentences into classes, on frozen word vectors."""
+"""A sentence classifier on frozen word vectors."""
 
 from __future__ import annotations
 

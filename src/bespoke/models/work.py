@@ -1,4 +1,4 @@
-"""The work of a network, counted where it is done: multiply-adds of its matrix products and convolutions.
+"""Counts a network's work: the multiply-adds of its matrix products and convolutions.
 
 torch.utils.flop_counter counts the same below Python, but loads PyTorch's compiler for it, which takes seconds.
 """

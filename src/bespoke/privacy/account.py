@@ -1,4 +1,4 @@
-"""A run's privacy account: how much noise, what each round has spent, and when training has to stop.
+"""The privacy account of a run: how much noise is added, what each round has spent, and when training must stop.
 
 Two guarantees, each for one client against all others:
 
@@ -45,7 +45,7 @@ Floats = NDArray[np.float64]
 
 
 class Account:
-    """Made once for a run; `folder` keeps what must survive it."""
+    """The account of one run; `folder` keeps what must survive the process."""
 
     def __init__(
         self, privacy: PrivacyConfig, base: Sampler, plans: tuple[StagePlan, ...], transforms: tuple[Transform, ...],
@@ -66,12 +66,12 @@ class Account:
 
     @property
     def secret(self) -> bool:
-        """Whether the noise cannot be repeated."""
+        """Whether the noise is unpredictable, and therefore cannot be repeated."""
         return not self.privacy.reproducible
 
     @property
     def cohort_key(self) -> int:
-        """Part of what cohorts are drawn by, where their secrecy is counted on; else 0."""
+        """A key for drawing cohorts, if the accounting relies on their secrecy; else 0."""
         return int(self.settled["cohorts"] or 0)
 
     # -- what cannot be accounted for -------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Account:
         return why
 
     def why(self, place: int, view: str) -> list[str]:
-        """Why nothing can be promised of a stage; empty if something can."""
+        """Reasons why a stage has no guarantee; empty if it has one."""
         plan = self.plans[place]
         if not plan.method.trains or not plan.rounds:
             return []
@@ -104,7 +104,7 @@ class Account:
         return why
 
     def look(self, place: int, template: Tree, cohorts: Sampler | SideBySide) -> None:
-        """What a stage's messages are made of, and who sends them; refuses a stage that cannot keep the budget."""
+        """Registers a stage's message form and sampling; refuses a stage that cannot keep the budget."""
         self.cohorts[place] = cohorts
         sent = reveals(self.plans[place].method.uplink)
         hidden = [name for name, reveal in sent.items() if reveal is not Reveal.COUNT]
@@ -124,7 +124,7 @@ class Account:
     # -- how much noise --------------------------------------------------------------------------------------------
     @property
     def counted(self) -> str:
-        """The guarantee that the budget is for."""
+        """The guarantee that the budget applies to."""
         return "released" if self.central else "messages"
 
     @cached_property
@@ -135,7 +135,7 @@ class Account:
         return delta
 
     def _settle(self) -> dict[str, Any]:
-        """Noise multipliers and the key of the cohorts: settled when the run begins, and kept."""
+        """Noise multipliers and the cohorts' key, fixed when the run begins."""
         path = self.folder / "privacy.json"
         if path.exists():
             unknown = "how much noise the run has used is not known: begin it anew"
@@ -182,7 +182,7 @@ class Account:
         return calibrated(cost, self.privacy.epsilon, f"privacy.{name}")
 
     def _counts(self) -> Floats:
-        """How often each client will come in each stage."""
+        """The number of rounds each client will take part in, by stage."""
         counts = np.zeros((len(self.plans), len(self.base.train.population)))
         for place, plan in enumerate(self.plans):
             for number in range(1, plan.rounds + 1):
@@ -213,7 +213,7 @@ class Account:
         )  # fmt: skip
 
     def around(self, place: int) -> tuple[Transform, ...]:
-        """All that acts on a stage's messages, in order.
+        """All transforms of a stage's messages, in order.
 
         Compression comes before clipping, which is to bound what is sent, but after local noise, which it may not undo.
         """
@@ -224,7 +224,7 @@ class Account:
 
     # -- what is spent -----------------------------------------------------------------------------------------------
     def squared_mu(self, place: int, view: str, made: Made) -> float:
-        """mu^2 of a message where it is known who came; noise of other clients, who may tell it, is not counted."""
+        """mu^2 of a message for known participants, without the noise of other clients, who might reveal it."""
         if not self.plans[place].method.trains:
             return 0.0
         ours = self.gaussian(place, made._asdict())
@@ -237,16 +237,16 @@ class Account:
         return Made(self.settled["noise"], self.settled["local_noise"], self.plans[place].rate)
 
     def attempt(self, place: int, number: int, what: str) -> None:
-        """Note on disk that a round begins (`begun`), or that its result is safe and may be seen (`done`)."""
+        """Notes on disk that a round begins (`begun`), or that its result is stored and may be released (`done`)."""
         if self.secret:
             note(self.folder, {"stage": place, "round": number, "what": what, "made": self._made(place)._asdict()})
 
     def resume(self, place: int, begin: int) -> None:
-        """So many rounds of a stage stand, and all of the stages before it: they are not made again."""
+        """Registers that this many rounds of a stage, and all earlier stages, are complete and not repeated."""
         self.standing = {**dict.fromkeys(range(place), math.inf), **self.standing, place: begin}
 
     def made(self, place: int, number: int, view: str) -> list[Made]:
-        """How a round was made, each time that counts: before this process, and once more if it is made now."""
+        """How a round was made each time: before this process, and once more if it is made now."""
         begun, done = self.attempts.begun(place, number), self.attempts.done(place, number)
         before = done if view == "released" else begun
         if number > self.standing.get(place, 0):
@@ -262,7 +262,7 @@ class Account:
         return self._tally()
 
     def rounds(self, place: int) -> int:
-        """How many rounds of a stage the budget allows."""
+        """The number of rounds of a stage that the budget allows."""
         for earlier in range(place + 1):
             if earlier not in self.limits:
                 ended = self.standing.get(earlier, 0) >= self.plans[earlier].rounds
@@ -301,7 +301,7 @@ class Account:
         return planned
 
     def spent(self, place: int, number: int) -> dict[str, Spent]:
-        """Both guarantees after so many rounds of a stage."""
+        """Both guarantees after this many rounds of a stage."""
         for earlier in range(place):
             self._so_far.advance(earlier, self.rounds(earlier))
         self._so_far.advance(place, number)
@@ -309,35 +309,35 @@ class Account:
 
     # -- stages that several runs share ------------------------------------------------------------------------------
     def _terms(self, place: int) -> dict[str, Any]:
-        """All that the noise and the sampling of a stage depend on besides what its key in the cache tells."""
+        """Everything besides its cache key that a stage's noise and sampling depend on."""
         return {"sampling": self.kind, **self._made(place)._asdict()}
 
     def fits(self, stage: Path, place: int) -> bool:
-        """Whether a stage of the cache was made as this run would make it; a run never pays for another's noise."""
+        """Whether a cached stage was made as this run would make it; a run never relies on another run's noise."""
         try:
             return bool(_shared(stage)["terms"] == self._terms(place))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def adopt(self, stage: Path, place: int) -> None:
-        """A stage that another run has trained: what was begun and done there counts here too, as it was made there."""
+        """Counts a stage that another run has trained, with all its attempts, as this run's own."""
         Attempts(self.folder, self._made).adopt(stage, place, str(_shared(stage)["by"]))
         self.attempts = Attempts(self.folder, self._made)
         self.standing = dict.fromkeys(range(place + 1), math.inf)
         self.limits.pop(place, None)  # as many rounds as were made there
 
     def share(self, stage: Path, place: int) -> None:
-        """Put beside a trained stage how it was made."""
-        told = {"by": run_name(self.folder), "terms": self._terms(place)}
-        write_text(stage / "privacy.json", json.dumps(told, indent=1))
+        """Stores how a stage was made beside the shared stage."""
+        record = {"by": run_name(self.folder), "terms": self._terms(place)}
+        write_text(stage / "privacy.json", json.dumps(record, indent=1))
         Attempts(self.folder, self._made).share(stage, place)
 
     def seen(self, place: int, cohort: Cohort) -> Cohort:
-        """A cohort as the server may know it: where only sums are seen, not even who or how many they were."""
+        """The cohort as the server may know it. If only sums are visible, participants and their number are hidden."""
         return cohort if self._reveals_each(place) else replace(cohort, clients=(), excluded=())
 
     def covers(self, place: int) -> bool:
-        """Whether the server goes on although nobody came: that, too, would tell something."""
+        """Whether the server continues with an empty cohort, because skipping the round would reveal something."""
         return bool(self.settled["noise"]) and not self._reveals_each(place)
 
     def _reveals_each(self, place: int) -> bool:
@@ -345,24 +345,24 @@ class Account:
 
     # -- in words --------------------------------------------------------------------------------------------------
     def line(self, place: int, number: int, state: State) -> dict[str, Any]:
-        """For the log of a round: epsilons so far (null: infinite), and the bound of this round."""
+        """Privacy numbers for a round's log: epsilons so far (null: infinite), and the clipping bound."""
         spent = self.spent(place, number)
         found = {view: finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
         return {**found, "delta": self.delta, **({"bound": state["bound"]} if "bound" in state else {})}
 
     def noise(self, place: int, state: State) -> dict[str, Any]:
-        """For the ledger: the norm to which messages were clipped, and the deviation of the noise by field."""
+        """Noise numbers for the ledger: the clipping norm, and the deviation of the noise by field."""
         ours = self.gaussian(place)
         bound = ours.bound if isinstance(ours.bound, dict) else ours.limit(state)
         return {"clip": bound, "client": ours.deviations(state, "client"), "sum": ours.deviations(state, "sum")}
 
     def note(self, line: dict[str, Any]) -> str:
-        """What the progress bar shows of a round's line."""
+        """The text of the progress bar for a round's line."""
         epsilon = line[self.counted]
         return f"epsilon {'infinite' if epsilon is None else f'{epsilon:.3g}'} at delta {self.delta:.2g}"
 
     def statement(self) -> PrivacyRecord:
-        """All that can be said when training has ended."""
+        """The full privacy statement after training."""
         last = len(self.plans) - 1
         spent = self.spent(last, self.rounds(last))
         sent = any(plan.method.trains and plan.rounds for plan in self.plans)
@@ -385,7 +385,7 @@ class Account:
         return statement
 
     def _released(self, place: int) -> Spent:
-        """What the models of one stage tell by themselves."""
+        """What the models of one stage reveal by themselves."""
         tally = self._tally()
         tally.advance(place, self.rounds(place))
         return tally.spent()[VIEWS.index("released")]
@@ -403,5 +403,5 @@ class Account:
 
 
 def _shared(stage: Path) -> dict[str, Any]:
-    """How a stage of the cache was made, and by which run."""
+    """How a cached stage was made, and by which run."""
     return dict(json.loads((stage / "privacy.json").read_text(encoding="utf-8")))

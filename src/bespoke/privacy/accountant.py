@@ -1,4 +1,4 @@
-"""What rounds of noise cost in (epsilon, delta): by dp-accounting, whose events are the only source of numbers here.
+"""Computes (epsilon, delta) of rounds of noise. dp-accounting is the only source of the numbers.
 
 Three ways in which clients may come, and what can be said of each:
 
@@ -53,7 +53,7 @@ def library() -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """dp-accounting warns of orders that it leaves out: the bound is by the others, and valid."""
+    """Silences dp-accounting's warnings about orders that it leaves out; the remaining bound is valid."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -78,7 +78,7 @@ class Spent:
     releases: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: Spent) -> Spent:
-        """Both, on the same clients: how several runs compose."""
+        """Composition: both were spent on the same clients."""
         why, releases = tuple(dict.fromkeys(self.why + other.why)), {**self.releases, **other.releases}
         empty, more = (self, other) if not self.trains else (other, self)
         if not empty.trains:
@@ -97,7 +97,7 @@ class Spent:
         return any(self.rounds.values()) or self.squared_mu > 0
 
     def _sampled_always(self, kind: Kind) -> Spent:
-        """Known rounds as one round of this kind that every client comes to."""
+        """Known rounds, expressed as rounds of this kind with all clients."""
         return Spent(kind, {(1.0, self.squared_mu**-0.5): 1})
 
     @property
@@ -129,7 +129,7 @@ class Spent:
 
     # -- epsilon -------------------------------------------------------------------------------------------------------
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """The smallest epsilon that is known for this delta."""
+        """The smallest epsilon known for this delta."""
         if self.why:
             return math.inf
         if not self.spends:
@@ -150,7 +150,7 @@ class Spent:
         return any(n and not z for (_, z), n in self.rounds.items())
 
     def by(self, accountant: str) -> str:
-        """Which accountant `epsilon` is by, for it is not always the one asked for."""
+        """The accountant that gave `epsilon`; it is not always the requested one."""
         if self.kind == "known":
             return "the exact Gaussian mechanism" if accountant == "pld" else "RDP"
         return "PLD" if self.kind == "poisson" and accountant == "pld" else "RDP"
@@ -183,7 +183,7 @@ class Spent:
 
 
 def gaussian_epsilon(squared_mu: float, delta: float) -> float:
-    """Of the Gaussian mechanism with sensitivity 1 and deviation 1 / mu, exactly (Balle and Wang 2018)."""
+    """The exact epsilon of the Gaussian mechanism with sensitivity 1 and deviation 1 / mu (Balle and Wang 2018)."""
     if squared_mu == 0 or math.isinf(squared_mu):
         return squared_mu
     return float(library().get_epsilon_gaussian(squared_mu**-0.5, delta))
@@ -196,7 +196,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _round_rdp(kind: Kind, rate: float, multiplier: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A round's Renyi divergences. The accountant's own table of them: it would compute it anew for every number."""
+    """A round's Renyi divergences, cached because the accountant would compute them anew for every number."""
     dp = library()
     relation = dp.NeighboringRelation
     with _quietly():

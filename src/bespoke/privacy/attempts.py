@@ -1,4 +1,4 @@
-"""What was really done: attempts.jsonl notes every round that was begun or finished, and the noise it was made with.
+"""The record of what really happened: attempts.jsonl notes every round begun or finished, with its noise.
 
 The account is composed of these lines, not of what was planned: so it holds for a stage that another run has trained,
 and for rounds that were made before privacy.json was changed or lost. Lines of a stage that was adopted from the cache
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 
 class Made(NamedTuple):
-    """How a round was made: the noise multipliers on sum and client, and how often the most frequent client comes."""
+    """How a round was made: noise multipliers on sum and client, and the largest participation rate of any client."""
 
     noise: float | None
     local_noise: float | None
@@ -27,7 +27,7 @@ class Made(NamedTuple):
 
 
 class Attempts:
-    """How each round (stage, number) was made, every time it was begun and every time it was done."""
+    """How each round (stage, number) was made, for every time it was begun or done."""
 
     def __init__(self, folder: Path, unsaid: Callable[[int], Made]) -> None:
         """Reads what processes before this one noted; `unsaid`: the noise of lines that do not tell it, by stage."""
@@ -70,7 +70,7 @@ def adopted(folder: Path) -> dict[int, tuple[str, str]]:
 
 
 def note(folder: Path, line: Line) -> None:
-    """Append a line that is on disk when this returns."""
+    """Appends a line, which is on disk when the call returns."""
     with open(folder / "attempts.jsonl", "ab") as file:
         file.write(f"\n{json.dumps(line)}".encode())
         file.flush()

@@ -1,4 +1,4 @@
-"""What several private runs cost together: seeds, methods and trials look at the same clients again and again."""
+"""The combined privacy cost of several private runs: seeds, methods and trials train on the same clients."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def together(paths: Sequence[Path]) -> PrivacyCost:
         return {}
     delta, total = max(statement["delta"] for statement in statements), Spent()
     alone = [math.inf if (e := statement["released"]["epsilon"]) is None else e for statement in statements]
-    told: PrivacyCost = {"runs": len(paths), "delta": delta, "one": finite(max(alone))}
+    known: PrivacyCost = {"runs": len(paths), "delta": delta, "one": finite(max(alone))}
     accountants = {statement["accountant"] for statement in statements}
     accountant = accountants.pop() if len(accountants) == 1 else "rdp"
     try:
         for part in _released(paths, statements):
             total = total + Spent.from_json(part)
     except ValueError:  # cohorts were tuned: no accountant composes these kinds of neighbours
-        return {**told, "epsilon": None, "why": ["runs that sample clients differently"]}
-    return {**told, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
+        return {**known, "epsilon": None, "why": ["runs that sample clients differently"]}
+    return {**known, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
 
 
 def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[di
 
 
 def whole_folder(folder: Path) -> PrivacyCost:
-    """The same of every private run of a comparison, its trials included; `without`: runs that are not private."""
+    """The combined cost of all private runs of a comparison, trials included; `without` lists runs without privacy."""
     ended = [path.parent for kind in ("runs", "tuning") for path in sorted((folder / kind).glob("*/result.json"))]
     private = [path for path in ended if (path / "privacy.json").exists()]
     return {**together(private), "without": [path.name for path in ended if path not in private]} if private else {}

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on messages: clip what leaves a client, add noise to it, to the sum, or to both.
+"""The Gaussian mechanism on messages: clips what leaves a client and adds noise to it, to the sum, or to both.
 
 A client's hidden fields are scaled to a bounded norm: all of them together (flat), each leaf to C / sqrt(leaves) (by
 layer), or each field to a bound of its own. Then a client moves the sum by at most C, and noise of deviation z C on
@@ -34,7 +34,7 @@ BIT = "within bound"  # the field by which clients tell whether they were clippe
 
 @dataclass(frozen=True)
 class Adaptive:
-    """How the bound follows the clients' norms."""
+    """How the clipping bound adapts to the clients' norms."""
 
     quantile: float = 0.5
     rate: float = 0.2
@@ -47,14 +47,14 @@ def bit_noise(asked: float | None, multiplier: float, expected: float) -> float:
 
 
 def value_multiplier(multiplier: float, bits: float) -> float:
-    """What is left for the values when bits have noise of this deviation: (z^-2 - (2 s)^-2)^(-1/2)."""
+    """The noise multiplier left for values if bits have this deviation: (z^-2 - (2 s)^-2)^(-1/2)."""
     found: float = (multiplier**-2 - (2 * bits) ** -2) ** -0.5
     return found
 
 
 @dataclass(frozen=True)
 class Gaussian(Transform):
-    """Clip the hidden fields; noise on the client (`local`), on the sum (`central`): both are noise multipliers."""
+    """Clips hidden fields and adds noise on the client (`local`) and the sum (`central`), as noise multipliers."""
 
     hidden: tuple[str, ...]
     bound: float | dict[str, float]
@@ -77,7 +77,7 @@ class Gaussian(Transform):
         return {"bound": self.bound} if self.adaptive and isinstance(self.bound, float) else {}
 
     def limit(self, state: State) -> float:
-        """The norm to which hidden fields are clipped in this round, where they have one in common."""
+        """The norm to which the hidden fields are clipped together in this round, if they share one."""
         return state.get("bound", self.bound if isinstance(self.bound, float) else math.nan)
 
     # -- what the noise is ---------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Gaussian(Transform):
         return replace(sent, up={**sent.up, **values, **public}, nbytes=sent.nbytes + extra)
 
     def _finite(self, hidden: Tree) -> Tree:
-        """Who would be left out for a message that is not finite sends zeros instead: nobody sees the difference."""
+        """Replaces messages that are not finite by zeros, so that nobody can tell which clients they came from."""
         fine = norms(hidden).isfinite() if leaves(hidden) else torch.ones(())
         if bool(fine.all()):
             return hidden
@@ -164,7 +164,7 @@ class Gaussian(Transform):
         return replace(cohort, sums=sums), state
 
     def _expected(self, sums: Tensor) -> Tensor:
-        """In place of how many came, the public number of each row."""
+        """The public cohort size of each row, used instead of the number that arrived."""
         if not self.groups:
             return torch.full_like(sums, self.expected)
         expected: Tensor = _along(self._rows(sums), sums).expand_as(sums).to(sums.dtype)

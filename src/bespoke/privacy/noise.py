@@ -1,4 +1,4 @@
-"""Gaussian noise: from the operating system's generator, which nobody can predict, or from keys, to be repeated.
+"""Gaussian noise from the operating system's generator (unpredictable) or from keys (repeatable).
 
 Secret noise is made of os.urandom (a cryptographic generator, seeded by the machine) by the transform of Box and
 Muller, in double precision. Where it is added the sum is rounded to the message's own precision afterwards: float32 has
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 def secret_normal(shape: Shape) -> NDArray[np.float64]:
-    """Standard normal numbers that no seed can tell."""
+    """Standard normal numbers that no seed can reproduce."""
     count = int(np.prod(shape, dtype=np.int64))
     pairs = (count + 1) // 2
     bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64).reshape(2, pairs)
@@ -48,7 +48,7 @@ def with_noise(tree: Any, deviation: float, words: tuple[Word, ...] | None) -> A
 
 
 def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], words: tuple[Word, ...] | None) -> Any:
-    """The same for a stacked tree: every client draws its own, so that it matters not who is stacked with it."""
+    """The same for a stacked tree: every client draws its own noise, whoever is stacked with it."""
 
     def noisy(name: str, leaf: Tensor) -> Tensor:
         shape = tuple(leaf.shape)

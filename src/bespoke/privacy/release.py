@@ -1,4 +1,4 @@
-"""What the encoding of data learns from clients, paid for: noised categories, means and deviations.
+"""Statistics of clients' data that the encoding needs, released with noise: categories, means and deviations.
 
 Three rounds of the Gaussian mechanism, in each of which a client sends a vector of norm at most one:
 
@@ -54,7 +54,7 @@ SURE = 4.0  # deviations of the noise: what is known to be asked for is released
 
 @dataclass(frozen=True)
 class Release:
-    """What was released, and what it cost: one Gaussian mechanism with this noise, and the delta of the threshold."""
+    """What was released and its cost: one Gaussian mechanism with this noise, and the threshold's delta."""
 
     id: str
     noise: float
@@ -163,7 +163,7 @@ class Learner:
         if raw is not None:
             cells = raw.columns["cells"].numpy()[self.rows]
             empty = [np.unique(self.owner[np.isnan(cells[:, place])]) for place in range(len(entries))]
-            asked.append(_pairs([(who, np.full(len(who), place)) for place, who in enumerate(empty)]))
+            asked.append(_pairs([(client, np.full(len(client), place)) for place, client in enumerate(empty)]))
             open_items = [
                 self._levels(cells[:, place]) if entry["kind"] == "category" else _NONE
                 for place, entry in enumerate(entries)
@@ -171,8 +171,8 @@ class Learner:
             y = raw.columns["y"].numpy()[self.rows].astype(np.float64)
             open_items.append(self._levels(y) if raw.about.get("levels") is not None else _NONE)
         counts = np.zeros(self.clients)
-        for who, _ in (*asked, *open_items):
-            np.add.at(counts, who, 1)
+        for client, _ in (*asked, *open_items):
+            np.add.at(counts, client, 1)
         weight = 1 / np.sqrt(np.maximum(counts, 1))
         self.floats += int(counts.max(initial=0))
         votes = self._noised(asked[0], weight, values.shape[1] * len(EXPONENTS), "magnitudes")
@@ -243,17 +243,17 @@ class Learner:
         return _binned(largest)
 
     def _noised(self, pairs: tuple[Ints, Ints], weight: Floats, count: int, purpose: str) -> Floats:
-        who, item = pairs
-        return self._added(np.bincount(item, weight[who], minlength=count).astype(np.float64), purpose)
+        client, item = pairs
+        return self._added(np.bincount(item, weight[client], minlength=count).astype(np.float64), purpose)
 
     def _added(self, sums: Floats, purpose: str) -> Floats:
-        """The only place where anything of clients is let out."""
+        """The only place where information about clients is released: adds noise to sums."""
         return sums + self.noise * self.draw(sums.shape, purpose)
 
     def _released(
         self, pairs: tuple[Ints, Ints], weight: Floats, levels: list[str], limit: float, purpose: str
     ) -> list[str]:
-        """The levels above the threshold, those of the largest noisy weight first. Absent ones are never looked at."""
+        """The levels above the threshold, by falling noisy weight. Levels without clients are never considered."""
         there = np.unique(pairs[1])
         noisy = self._noised((pairs[0], np.searchsorted(there, pairs[1])), weight, len(there), purpose)
         order = np.argsort(-noisy, kind="stable")
@@ -269,8 +269,8 @@ class Learner:
         means = self._added(self._means(np.clip(values / bound, -1, 1)).sum(0) / part, "means")
         mean = np.clip(means * part / max(self.clients, 1), -1, 1) * bound
         distance = np.sqrt(self._means((values - mean) ** 2, absent=np.nan))
-        who, item = _binned(np.nan_to_num(distance, nan=-1.0))
-        votes = self._noised((who, item), np.full(self.clients, 1 / part), width * len(EXPONENTS), "deviations")
+        client, item = _binned(np.nan_to_num(distance, nan=-1.0))
+        votes = self._noised((client, item), np.full(self.clients, 1 / part), width * len(EXPONENTS), "deviations")
         self.floats += 2 * width
         votes = np.where(votes > SURE * self.noise, votes, 0.0).reshape(-1, len(EXPONENTS))
         total = votes.sum(1)
@@ -299,23 +299,23 @@ def _frequent(owner: Ints, items: Ints, most: int) -> tuple[Ints, Ints]:
     """Each owner with its most frequent items, at most so many of them."""
     pairs, counts = np.unique(np.stack([owner, items]), axis=1, return_counts=True)
     order = np.lexsort((pairs[1], -counts, pairs[0]))
-    who, item = pairs[:, order]
-    rank = np.arange(len(who)) - np.searchsorted(who, who)
-    return who[rank < most], item[rank < most]
+    client, item = pairs[:, order]
+    rank = np.arange(len(client)) - np.searchsorted(client, client)
+    return client[rank < most], item[rank < most]
 
 
 def _pairs(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    who, item = ([part[i] for part in parts] for i in (0, 1))
-    return np.concatenate([_NONE[0], *who]), np.concatenate([_NONE[1], *item])
+    client, item = ([part[i] for part in parts] for i in (0, 1))
+    return np.concatenate([_NONE[0], *client]), np.concatenate([_NONE[1], *item])
 
 
 def _binned(sizes: Floats) -> tuple[Ints, Ints]:
     """(client, item) pairs of sizes (clients, columns): item = column x EXPONENTS + place; negative: no item."""
     with np.errstate(divide="ignore"):
         exponent = np.clip(np.ceil(np.log2(np.maximum(sizes, 0.0))), EXPONENTS[0], EXPONENTS[-1])
-    who, column = np.nonzero(sizes >= 0)
-    place = exponent[who, column].astype(np.int64) - EXPONENTS[0]
-    return who, column * len(EXPONENTS) + place
+    client, column = np.nonzero(sizes >= 0)
+    place = exponent[client, column].astype(np.int64) - EXPONENTS[0]
+    return client, column * len(EXPONENTS) + place
 
 
 def _largest(votes: Floats, limit: float) -> Ints:

@@ -1,4 +1,4 @@
-"""The [privacy] table of an experiment, and what does not go together."""
+"""The [privacy] table of an experiment, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Multiplier = float | Literal["auto"]
 
 
 class PrivacyConfig(BaseModel):
-    """Clip what leaves clients, and hide it by Gaussian noise."""
+    """Clips what leaves clients and hides it by Gaussian noise."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -62,20 +62,20 @@ class PrivacyConfig(BaseModel):
 
     @property
     def share(self) -> float:
-        """The part of the budget that what is learned of the data may spend: noised on the sum, so of nothing else."""
+        """The share of the budget for learning statistics of the data, which is spent on noised sums only."""
         if self.epsilon is None or (self.local_noise is not None and self.noise is None):
             return 0.0
         return STATISTICS if self.statistics is None else self.statistics
 
 
 def calibrated(privacy: dict[str, Any]) -> bool:
-    """Whether noise is calibrated to the budget, and so to all rounds that are planned; `privacy` as in the file."""
+    """Whether noise is calibrated to the budget, and so depends on all planned rounds; `privacy` as in the file."""
     noise = privacy.get("noise"), privacy.get("local_noise")
     return "auto" in noise or noise == (None, None)
 
 
 def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, keep: float | None) -> None:
-    """Refuse what does not go together; `clip` and `keep` are those of [transform]."""
+    """Refuses combinations; `clip` and `keep` are those of [transform]."""
     named = {"noise": privacy.noise, "local_noise": privacy.local_noise}
     for name, value in named.items():
         if isinstance(value, float) and value <= 0:

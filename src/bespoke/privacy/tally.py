@@ -1,4 +1,4 @@
-"""Who comes to which round, and what that adds up to: for each client where it is known, else by rounds."""
+"""Counts in which rounds each client takes part, and adds up the privacy spent: by client if known, else by round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage as the account sees it."""
+    """A stage as the privacy account sees it."""
 
     method: Method
     rounds: int
@@ -33,7 +33,7 @@ class StagePlan:
 
     @property
     def rate(self) -> float:
-        """How often the client comes that comes most often: with groups, one of the smallest."""
+        """Largest participation rate of any client. With groups this is a client of the smallest group."""
         if isinstance(self.cohorts, SideBySide):
             return max((_rate(sampler) for sampler in self.cohorts.groups.values()), default=1.0)
         return _rate(self.cohorts)
@@ -53,7 +53,7 @@ def sampling_of(base: Sampler, plans: Sequence[StagePlan], local: bool) -> Kind:
 
 
 def expected_size(cohorts: Sampler | SideBySide) -> float:
-    """How many clients answer in a round, as far as the public can know."""
+    """The publicly known number of clients that answer in a round."""
     if isinstance(cohorts, SideBySide):
         return max(sum(expected_size(sampler) for sampler in cohorts.groups.values()), 1.0)
     sampler = cohorts
@@ -64,14 +64,14 @@ def expected_size(cohorts: Sampler | SideBySide) -> float:
 
 
 def _as_one(made: Sequence[Made]) -> tuple[float, float]:
-    """A round that was made several times with one cohort: its rate, and the noise that tells as much at once."""
+    """A round made several times with one cohort: its rate, and one noise level that reveals as much."""
     first = made[0].noise or 0.0
     told = sum((first / how.noise) ** 2 if how.noise else math.inf for how in made)
     return max(how.rate for how in made), first / math.sqrt(told)
 
 
 class Tally:
-    """Adds up rounds, each once, in order. Where it is known who came: mu^2 of every client, for both views."""
+    """Adds up rounds, each once, in order. If participants are known: mu^2 of every client, for both views."""
 
     def __init__(self, account: Account, squared: Floats | None) -> None:
         self.account, self.squared = account, squared

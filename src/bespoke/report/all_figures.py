@@ -1,4 +1,4 @@
-"""All figures of a report by name, and what the page tells around them."""
+"""All figures of a report by name, with the text that the page shows around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which method is best by which number: mean over clients, worst served, spread, clients hurt, other metrics, cost.
+"""Finds the best method by each number: mean, worst served clients, spread, clients hurt, other metrics, cost.
 
 Motley (Wu et al., 2022, Section 6): the best method can change with the metric, so that the mean alone is not enough.
 Only the mean has a paired test here: methods whose interval against the best includes zero are tied with it. Of the
@@ -101,18 +101,18 @@ def _best(what: str, unit: Unit, lower: bool, values: Mapping[str, Value]) -> Be
     if all(isinstance(value, OverSeeds) and value.by_seed for value in values.values()):
         by_seed = {key: [sign * number for number in value.by_seed] for key, value in values.items()}  # type: ignore[union-attr]
         if len({len(numbers) for numbers in by_seed.values()}) == 1:
-            seeds = sum(mine == min(each) for mine, *each in zip(by_seed[label], *by_seed.values()))
+            seeds = sum(own == min(each) for own, *each in zip(by_seed[label], *by_seed.values()))
     return BestBy(what, unit, lower, label, best, tied, False, seeds)
 
 
 def _tested(line: BestBy, samples: Mapping[str, Floats]) -> BestBy:
     """The same, with ties by the paired intervals of differences to the best."""
-    mine = samples.get(line.label)
-    if mine is None:
+    own = samples.get(line.label)
+    if own is None:
         return line
     tied = []
-    for label, theirs in samples.items():
-        interval = significance.percentile_interval(mine - theirs)
+    for label, other in samples.items():
+        interval = significance.percentile_interval(own - other)
         if not math.isfinite(interval.low):
             return line  # one client: nothing can be resampled
         if label != line.label and interval.side == 0:

@@ -1,4 +1,4 @@
-"""A change against the baseline in words, in percent where that makes sense."""
+"""States a change against the baseline in words, in percent where percent makes sense."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def baseline_in_words(summary: Summary) -> str:
 
 
 def in_percent(summary: Summary, relative: float) -> bool:
-    """Errors shrink in percent; scores such as accuracy, which may be bounded or near zero, move in their own units."""
+    """Whether a metric's change is given in percent: yes for errors; no for scores that are bounded or near zero."""
     return summary.lower_is_better and math.isfinite(relative)
 
 

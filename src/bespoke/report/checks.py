@@ -1,4 +1,4 @@
-"""Practical concerns as checks: what Motley warns of, looked for in the comparison at hand."""
+"""Checks a comparison for the practical concerns that Motley warns of."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Severity = Literal["serious", "note"]
 
 @dataclass(frozen=True)
 class Concern:
-    """Something to know before a result is relied on; `label` is empty if it is about the data."""
+    """A warning to read before relying on a result; `label` is empty if it concerns the data."""
 
     label: str
     kind: str  # hurt, small test sets, state, grid, collapse, convergence, rounds, or the kind of a check of the data
@@ -43,7 +43,7 @@ class Concern:
 
 
 def concerns(study: RunSet, summary: Summary, table: pd.DataFrame) -> list[Concern]:
-    """All that is found: the most serious first, and of these what is about the data."""
+    """All concerns: the most serious first, and among equals those about the data first."""
     tested = with_before(table, summary.metric) if summary.baseline == BEFORE else table
     cells = over.cells(tested, f"query_{summary.metric}", lower_is_better=summary.lower_is_better)
     sizes = cells.weights.mean(0)
@@ -70,7 +70,7 @@ def _checked(check: dict[str, Any], named: bool) -> Concern:
 
 
 def _perfect(summary: Summary) -> list[Concern]:
-    """A shared model that hardly errs: perhaps a column is the target in disguise."""
+    """Warns about a shared model that hardly errs: a column may be the target in disguise."""
     base = next((m for m in summary.methods if m.label == summary.baseline), None)
     plain = next((r for r in summary.references if r.label == "constant"), None)
     if base is None or plain is None or not math.isfinite(base.mean.value) or not math.isfinite(plain.mean.value):
@@ -87,7 +87,7 @@ def _perfect(summary: Summary) -> list[Concern]:
 
 
 def _rounds(summary: Summary) -> list[Concern]:
-    """Methods that were given other rounds of client work than the baseline; no rounds at all is no such work."""
+    """Warns about methods with a different number of rounds of client work than the baseline."""
     base = next((m for m in summary.methods if m.label == summary.baseline), None)
     if base is None or base.cost is None or not base.cost.rounds:
         return []
@@ -100,7 +100,7 @@ def _rounds(summary: Summary) -> list[Concern]:
 
 
 def _converged(summary: Summary, method: MethodSummary) -> list[Concern]:
-    """Training that was stopped while it still improved, or went on after it had stopped improving."""
+    """Warns about training that stopped while improving, or continued without improving."""
     overstated = "gains against it may be overstated."
     if method.last_improvement < -PAST_BEST:
         shown = f"{percent(-100 * method.last_improvement)} %"
@@ -132,7 +132,7 @@ def _small_test_sets(summary: Summary, sizes: over.Floats) -> list[Concern]:
 
 
 def _hurt(summary: Summary, method: MethodSummary, cells: Cells, sizes: over.Floats) -> list[Concern]:
-    """Many are hurt, among those too whose test set is large enough to tell."""
+    """Warns if many clients are hurt, also among those with large test sets."""
     if method.against is None:
         return []
     if math.isfinite(method.against.hurt_beyond):
@@ -167,7 +167,7 @@ def _hurt(summary: Summary, method: MethodSummary, cells: Cells, sizes: over.Flo
 
 
 def _collapse(method: MethodSummary, table: pd.DataFrame) -> list[Concern]:
-    """Clusters of which one holds nearly all clients are no clusters."""
+    """Warns if one cluster holds nearly all clients."""
     from bespoke.statistics.clusters import clusters_of
 
     ended = method.largest_cluster.by_seed if method.largest_cluster else []
@@ -188,7 +188,7 @@ def _collapse(method: MethodSummary, table: pd.DataFrame) -> list[Concern]:
 
 
 def _edge_of_grid(study: RunSet, method: MethodSummary) -> list[Concern]:
-    """A tuned value that is the smallest or largest tried: the best may lie beyond."""
+    """Warns if a tuned value is the smallest or largest tried: the best value may lie beyond."""
     entry = study.entry(method.label)
     chosen = entry.get("chosen") or {}
     tried = [trial.get("knobs") or {} for trial in entry.get("tuning") or []]

@@ -1,4 +1,4 @@
-"""The answer by client and by group: who gains, who is hurt, and what a rule of acceptance would change."""
+"""The answer by client and by group: who gains, who is hurt, and what an acceptance rule would change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _with_bounds(row: Affected) -> str:
 
 
 def if_accepted(summary: Summary, top: MethodSummary) -> list[str]:
-    """What the first rule of acceptance would do for the method spoken of."""
+    """What the first acceptance rule would change for the discussed method."""
     rule = next((rule for rule in summary.accepted if rule.label == top.label), None)
     if rule is None or not rule.plain_hurt.value:
         return []

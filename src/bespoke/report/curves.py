@@ -1,4 +1,4 @@
-"""The page's figures of training: what was reached after how many rounds and bytes, and how large clusters were."""
+"""Figures of training: the metric reached by rounds and by bytes, and cluster sizes over rounds."""
 
 from __future__ import annotations
 

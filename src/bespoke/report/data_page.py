@@ -1,4 +1,4 @@
-"""A page on a population: how many examples clients have, what their targets are, how far apart they are.
+"""Writes a page about a population: examples per client, targets, and how far clients differ.
 
 Motley's Figures 1 and 9, and the last column of its Table 2.
 """

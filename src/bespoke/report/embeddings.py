@@ -1,5 +1,7 @@
-"""What the page shows of personal embeddings: guesses against groups and the plane (FedEmbed's Figures 3 and 4), and
-the map of users and contexts of FedPC.
+"""The page's section on personal embeddings.
+
+It shows guessed groups against known groups and the plane (FedEmbed, Figures 3 and 4), and FedPC's map of users and
+contexts.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bespoke.report.figures import Figure, axis, escaped, theme
-from bespoke.statistics.analyses import Analysis, told
+from bespoke.statistics.analyses import Analysis, in_words
 
 MOST_GROUPS = 20  # in a figure
 PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
@@ -28,7 +30,12 @@ def embedding_parts(
     entries = []
     for place, analysis in enumerate(a for a in analyses if a.kind == "embeddings"):
         name = f"embeddings-{place}"
-        entry = {"name": name, "title": titles[analysis.label], "told": told(analysis), "map": "map" in analysis.record}
+        entry = {
+            "name": name,
+            "title": titles[analysis.label],
+            "told": in_words(analysis),
+            "map": "map" in analysis.record,
+        }
         entries.append(entry)
         if entry["map"]:
             figures[f"{name}-users"], figures[f"{name}-contexts"] = _maps(analysis, named)

@@ -1,4 +1,4 @@
-"""A page of figures and tables in the style of the report, for studies that are not one comparison of methods.
+"""A page of figures and tables in the style of the report, for studies other than one comparison.
 
 Figures are Plotly specifications as in figures.py, complete in themselves: they may name colours of the
 theme, and have no columns of clients to refer to. Same input, same bytes.

@@ -1,4 +1,4 @@
-"""The page's figures: Plotly specifications that refer to the columns of every client's numbers (see html.py)."""
+"""The page's figures: Plotly specifications that refer to columns of the clients' numbers (see page.py)."""
 
 from __future__ import annotations
 

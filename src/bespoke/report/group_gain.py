@@ -1,4 +1,4 @@
-"""Groups of clients in numbers, in the form of Liu et al., Group Personalized Federated Learning (ICASSP 2023).
+"""Numbers by group of clients, in the form of Liu et al., Group Personalized Federated Learning (ICASSP 2023).
 
 Tables 3 and 6 (a row a group, a column a method), Figure 1 (how much each client gains by its group) and Table 4 (what
 a client pays: models sent, epochs computed), all from run folders.

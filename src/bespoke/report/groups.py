@@ -1,4 +1,4 @@
-"""What the page shows of groups of clients, after Liu et al. (2023): a table by group, who gains, what it costs."""
+"""The page's section on groups of clients, after Liu et al. (2023): a table by group, who gains, what it costs."""
 
 from __future__ import annotations
 

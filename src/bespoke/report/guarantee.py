@@ -1,4 +1,4 @@
-"""A run's privacy statement (result.json) in words and numbers, for the terminal and the report."""
+"""States a run's privacy guarantee (from result.json) in words and numbers, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _loss(statement: PrivacyRecord) -> float:
 
 
 def sentences(statement: PrivacyRecord) -> list[str]:
-    """What is promised to one client, by which bound, and what is not."""
+    """The guarantee to one client, the bound behind it, and its limits."""
     released, messages = statement["released"], statement["messages"]
     if released["epsilon"] == 0:
         return ["Privacy: nothing was sent by any client; epsilon 0 at delta 0."]
@@ -74,7 +74,7 @@ def sentences(statement: PrivacyRecord) -> list[str]:
 
 
 def all_together(spent: PrivacyCost) -> str:
-    """What everything in a comparison's folder costs: every seed, method and trial saw the same clients."""
+    """The combined cost of a comparison's folder: every seed, method and trial trained on the same clients."""
     if not spent.get("runs"):
         return ""
     why = f" (infinite, for {'; '.join(spent['why'])})" if spent["why"] else ""

@@ -1,4 +1,4 @@
-"""What the page shows of texts: words typical of groups, and test sentences with each method's perplexity."""
+"""The page's section on texts: words typical of groups, and test sentences with each method's perplexity."""
 
 from __future__ import annotations
 

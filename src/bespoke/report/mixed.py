@@ -1,4 +1,4 @@
-"""What the page shows of a mixed model: where the target's variance lies, and which coefficients differ."""
+"""The page's section on a mixed model: where the target's variance lies, and which coefficients differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows after Motley: its tables, its practical concerns, clusters, and what `bespoke analyze` found."""
+"""The page's sections after Motley: its tables, practical concerns, clusters, and the results of `bespoke analyze`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bespoke.report.motley_figures import (
 )
 from bespoke.report.motley_tables import motley_lines
 from bespoke.report.summary import Summary
-from bespoke.statistics.analyses import CROSSED, Analysis, read_analyses, told
+from bespoke.statistics.analyses import CROSSED, Analysis, in_words, read_analyses
 from bespoke.statistics.clusters import clusters_of
 from bespoke.statistics.folders import RunSet
 
@@ -47,11 +47,11 @@ def motley_parts(
         figures[f"sweep-{place}-mean"], figures[f"sweep-{place}-hurt"] = sweep_figures(analysis, styles)
         title = f"{titles[analysis.label]}: {analysis.record['axis']}"
         rest = bool(analysis.record["curves"])
-        sweeps.append({"name": f"sweep-{place}", "title": title, "told": told(analysis), "curves": rest})
+        sweeps.append({"name": f"sweep-{place}", "title": title, "told": in_words(analysis), "curves": rest})
     choosers = []
     for place, analysis in enumerate(by_kind.get("per-client", [])):
         figures[f"choosers-{place}"] = choosers_figure(analysis, summary.names_clients)
-        entry = {"name": f"choosers-{place}", "title": titles[analysis.label], "told": told(analysis)}
+        entry = {"name": f"choosers-{place}", "title": titles[analysis.label], "told": in_words(analysis)}
         choosers.append({**entry, "record": analysis.record})
     clusters = []
     for place, found in enumerate(clusters_of(table)):
@@ -66,13 +66,15 @@ def motley_parts(
         "concerns": summary.concerns,
         "sizeable": SIZEABLE,
         "clusters": clusters,
-        "ood": [{"title": titles[a.label], "told": told(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])],
+        "ood": [
+            {"title": titles[a.label], "told": in_words(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])
+        ],
         "fewer": [
-            {"title": titles[a.label], "told": told(a)}
+            {"title": titles[a.label], "told": in_words(a)}
             for kind in ("fewer-examples", "examples")
             for a in by_kind.get(kind, [])
         ],
-        "smaller": [{"title": titles[a.label], "told": told(a)} for a in by_kind.get("smaller-tests", [])],
+        "smaller": [{"title": titles[a.label], "told": in_words(a)} for a in by_kind.get("smaller-tests", [])],
         "crossed": [
             {"title": titles[a.label], "record": a.record, "clients": _by_client(a) if summary.names_clients else []}
             for a in by_kind.get("crossed", [])

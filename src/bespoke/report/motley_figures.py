@@ -1,4 +1,4 @@
-"""Figures of `bespoke analyze` and of clusters, after those of Motley; see figures.py for how they are written down."""
+"""Figures of `bespoke analyze` and of clusters, after Motley; figures.py describes their format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
         return {}
     curves = _ood_curves(drawn, titles, styles, part)
     (x_range, far), (y_range, high) = (
-        _around([p[side][0] for p in points], [value for curve in curves for value in curve[side]]) for side in "xy"
+        _limits([p[side][0] for p in points], [value for curve in curves for value in curve[side]]) for side in "xy"
     )
     metric = metric_name(analyses[0].metric)
     title = {"others": "other clients' rows", "other groups": "rows of other groups"}[part]
@@ -107,7 +107,7 @@ def _inward(x: float, middle: float) -> str:
     return "right" if x < middle else "left"
 
 
-def _around(points: Sequence[float], curves: Sequence[float]) -> tuple[list[float], int]:
+def _limits(points: Sequence[float], curves: Sequence[float]) -> tuple[list[float], int]:
     """A range around these points, as wide again on either side where curves reach there; how many lie beyond it."""
     low, high = min(points), max(points)
     wide = (high - low) or 0.1 * abs(high) or 1.0

@@ -1,4 +1,4 @@
-"""The comparison in the form of Motley's Tables 4 to 7: what the paper reports of each method, in its order.
+"""A comparison in the form of Motley's Tables 4 to 7: the paper's numbers for each method, in the paper's order.
 
 Per-client mean and spread, each averaged over seeds and with its own spread over seeds; the clients hurt against the
 fedavg run of the same seed; tuned hyper-parameters; practical concerns. Published values come from the comparison's
@@ -47,7 +47,7 @@ CONCERNS = {
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of the table: a number with its spread over seeds, or a text; and what the paper says."""
 
     label: str
@@ -81,7 +81,7 @@ def _with(value: str, spread: str | None, known: float | None) -> str:
     return f"{value} ± {spread}" if known is not None and math.isfinite(known) else value
 
 
-def motley_lines(study: RunSet, table: pd.DataFrame, summary: Summary, found: Sequence[Concern]) -> list[Line]:
+def motley_lines(study: RunSet, table: pd.DataFrame, summary: Summary, found: Sequence[Concern]) -> list[TableLine]:
     """The table, a method after the other."""
     expected = study.compare.get("expected") or {}
     expected = {label: entry for label, entry in expected.items() if isinstance(entry, dict)}
@@ -94,7 +94,7 @@ def motley_lines(study: RunSet, table: pd.DataFrame, summary: Summary, found: Se
 def _of_method(
     study: RunSet, table: pd.DataFrame, summary: Summary, method: MethodSummary,
     expected: dict[str, Any], found: Sequence[Concern],
-) -> list[Line]:  # fmt: skip
+) -> list[TableLine]:  # fmt: skip
     entry = study.entry(method.label)
     kind = str(entry.get("name") or method.label)
     algorithm = ALGORITHMS.get(kind, method.title)
@@ -103,8 +103,8 @@ def _of_method(
     paper = expected.get(method.label, {})
     name = f"per-client {metric_name(summary.metric)}"
 
-    def line(what: str, **rest: Any) -> Line:
-        return Line(method.label, algorithm, what, **rest)
+    def line(what: str, **rest: Any) -> TableLine:
+        return TableLine(method.label, algorithm, what, **rest)
 
     lines = []
     tuned = kind == "finetune"
@@ -138,7 +138,9 @@ def _of_method(
     return lines
 
 
-def _mean_and_spread(line: Any, what: str, mean: OverSeeds, deviation: OverSeeds, paper: dict[str, Any]) -> list[Line]:
+def _mean_and_spread(
+    line: Any, what: str, mean: OverSeeds, deviation: OverSeeds, paper: dict[str, Any]
+) -> list[TableLine]:
     return [
         line(what.format(" mean"), ours=mean, paper=paper.get("mean"), paper_spread=paper.get("sd_seeds")),
         line(what.format(" std"), ours=deviation, paper=paper.get("sd_clients"),
@@ -148,7 +150,7 @@ def _mean_and_spread(line: Any, what: str, mean: OverSeeds, deviation: OverSeeds
 
 def _clustering(
     line: Any, table: pd.DataFrame, method: MethodSummary, entry: MethodRecord, paper: dict[str, Any]
-) -> list[Line]:
+) -> list[TableLine]:
     found = clusters_of(table[table["method"] == method.label])
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""The comparison as one HTML page that opens offline, made from run folders and from nothing else.
+"""Writes a comparison as one HTML page that opens offline, made only from run folders.
 
 The page carries every client's numbers once (`columns`); a figure is a Plotly specification that refers to them:
 {"$": "change finetune"} stands for a column, {"zip": [...]} for a table of columns, {"theme": "m1"} for a colour of

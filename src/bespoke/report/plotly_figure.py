@@ -1,4 +1,4 @@
-"""A figure of the report as an object of Plotly, for notebooks. The page's script does the same: figures.html.jinja."""
+"""A figure of the report as a Plotly object, for notebooks. figures.html.jinja does the same in the page."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def plotly_figure(figure: Figure, drawn: Drawn, chosen: str) -> go.Figure:
             "title": {**title, "font": {"size": 13, "color": muted}},
         }  # fmt: skip
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", **layout.get("legend", {})}
-    look = {
+    style = {
         "template": "none", "height": figure["height"] + 60, "margin": {"l": 60, "r": 30, "t": 40, "b": 50},
         "font": {"color": theme_colours()["ink"], "size": 13}, "legend": legend,
     }  # fmt: skip
-    return go.Figure({"data": traces, "layout": {**layout, **look}})
+    return go.Figure({"data": traces, "layout": {**layout, **style}})
 
 
 def _filled(spec: Any, drawn: Drawn) -> Any:

@@ -1,4 +1,4 @@
-"""What to know before the answer: who diverged, and how methods stand against a constant and a pooled fit."""
+"""Sentences that precede the answer: which methods diverged, and how methods compare with constant and pooled fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BELOW_POOLED = 0.02  # the same for scores, where higher is better, in their own
 
 
 def diverged(summary: Summary) -> list[str]:
-    """Who diverged and how far; the baseline first, as nothing can be said against it."""
+    """Which methods diverged and by how much; the baseline first."""
     results = summary.clients * len(summary.seeds)
     what = f"of {count(results, 'client result')} have no finite {metric_name(summary.metric)}, or an absurd one"
     sentences = []

@@ -1,4 +1,4 @@
-"""From run folders to one Report, which the terminal, JSON and the page share: nothing of it is computed twice."""
+"""Makes one Report from run folders, shared by the terminal, JSON and the page; nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ABSURD = 100  # times the mean error of a constant prediction: whoever errs more
 
 @dataclass(frozen=True)
 class Report:
-    """Finished runs, the table of all their clients, and what both say."""
+    """Finished runs, the table of all their clients, and the summary of both."""
 
     study: RunSet
     table: pd.DataFrame
@@ -142,7 +142,7 @@ def summarize_study(study: RunSet, table: pd.DataFrame, name_clients: bool = Fal
 
 @dataclass(frozen=True)
 class _Numbers:
-    """All clients' values under all methods, and what is computed of them for one method after the other."""
+    """All clients' values under all methods, and the statistics of one method at a time."""
 
     study: RunSet
     table: pd.DataFrame
@@ -255,13 +255,13 @@ class _Numbers:
         return against if self.named else replace(against, most_hurt=[], most_helped=[])
 
     def _beyond(self, label: str) -> Beyond | None:
-        mine, theirs = self.rows.get(label), self.rows.get(self.baseline)
+        own, baseline = self.rows.get(label), self.rows.get(self.baseline)
         runs = [[run for run in (*self.study.runs, *self.study.references) if run.label == name]
                 for name in (label, self.baseline)]  # fmt: skip
         of = rows_metric(runs[0])
-        if mine is None or theirs is None or of != rows_metric(runs[1]):
+        if own is None or baseline is None or of != rows_metric(runs[1]):
             return None
-        return beyond(mine, theirs, self.box.clients, of, self.metric, self.lower)
+        return beyond(own, baseline, self.box.clients, of, self.metric, self.lower)
 
 
 def _without_absurd(box: Cells, lower: bool) -> Cells:
@@ -316,7 +316,7 @@ def _notes(study: RunSet, summary: Summary, table: pd.DataFrame) -> list[str]:
 
 
 def private(study: RunSet, summary: Summary) -> list[str]:
-    """A sentence with every method's epsilon, where there was privacy."""
+    """A sentence with every method's epsilon, if any run was private."""
     rows = guarantees(study)
     if not rows:
         return []

@@ -1,4 +1,4 @@
-"""What a comparison returns: its answer, every client's numbers, and the figures of its report as objects."""
+"""The value that a comparison returns: its answer, every client's numbers, and the report's figures as objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs a callback ended early, and after which round, in words."""
+"""States which runs a callback ended early, and after which round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def stopped_early(study: RunSet, titles: dict[str, str]) -> list[str]:
             found.setdefault(key, []).append((run.seed, int(stopped["round"]), int(stopped["of"])))
     sentences = []
     for (label, method, by), ends in found.items():
-        whose = "training" if method == label else f"its training with {method}"
+        subject = "training" if method == label else f"its training with {method}"
         each = ", ".join(f"after round {last} of {of} with seed {seed}" for seed, last, of in ends[:MOST_SEEDS])
         if len(ends) > MOST_SEEDS:
             rounds = [last for _, last, _ in ends]
             each = f"after {min(rounds)} to {max(rounds)} of {ends[0][2]} rounds, with {len(ends)} seeds"
-        sentences.append(f"{titles.get(label, label)}: {by} ended {whose} early, {each}.")
+        sentences.append(f"{titles.get(label, label)}: {by} ended {subject} early, {each}.")
     return sentences

@@ -1,4 +1,4 @@
-"""A comparison in numbers and in words: does personalization help, by how much, who is hurt, what does it cost.
+"""The types of a summary: does personalization help, by how much, who is hurt, what does it cost.
 
 These are the types alone; `report.py` makes them from run folders.
 
@@ -68,7 +68,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The answer to the question, and all it rests on."""
+    """The answer to the question, and all numbers behind it."""
 
     title: str
     question: str
@@ -104,7 +104,7 @@ class Summary:
 
     @property
     def compared(self) -> list[MethodSummary]:
-        """The methods that stand against the baseline: neither they nor it have diverged."""
+        """The methods that are compared with the baseline: those that have not diverged, if it has not."""
         return [method for method in self.methods if method.against]
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""The comparison as a table for the terminal, followed by the answer in words."""
+"""Prints a comparison in the terminal: a table, then the answer in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bespoke.report.change import change_of, in_percent, signed_change
 from bespoke.report.summary import BEFORE, MethodSummary, Summary
-from bespoke.statistics.analyses import read_analyses, told
+from bespoke.statistics.analyses import in_words, read_analyses
 from bespoke.statistics.formatting import (
     FINEST_PERCENT,
     MOST_PERCENT,
@@ -55,7 +55,7 @@ def print_analyses(folders: Sequence[Path], names: set[str], console: Console | 
         title = titles.get(analysis.name, f"{analysis.record.get('axis')} varied")
         console.print(Text.assemble((f"{analysis.label}: {title}", "bold")))
         details = Table.grid(padding=(0, 1))
-        for sentence in told(analysis):
+        for sentence in in_words(analysis):
             details.add_row("•", Text(sentence))
         console.print(Padding(details, (0, 0, 1, 1), expand=False))
 
@@ -87,7 +87,7 @@ def plain_table(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def _fitting(summary: Summary, width: int) -> list[Table]:
-    """From roomy to dense, the first that fits; then two tables, as no number may be cut off."""
+    """The first layout that fits, from roomy to dense, then two tables, because no number may be cut off."""
     for airy, beside in ((True, " "), (False, " "), (False, "\n")):
         table = _table(summary, airy, beside, _FOUND + _PRICE)
         if Terminal(width=1_000).measure(table).maximum <= width:

@@ -1,4 +1,4 @@
-"""The trials of a tuning as a table for the terminal: the best first, those given up last."""
+"""Prints the trials of a tuning in the terminal: the best first, pruned and failed ones last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer in words: what a summary's numbers say to somebody who has to decide."""
+"""The answer in words: states what a summary's numbers mean for somebody who must decide."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bespoke.statistics.versus_baseline import ALPHA
 
 
 def answer(summary: Summary) -> list[str]:
-    """Sentences that answer the question; the first one alone must not mislead."""
+    """Sentences that answer the question; the first one must not mislead if read alone."""
     if not math.isfinite(summary.method(summary.best).mean.value):
         nothing = f"No client has a finite {metric_name(summary.metric)}: there is nothing to say."
         return diverged(summary) or [nothing]
@@ -68,7 +68,7 @@ def winner(summary: Summary) -> MethodSummary | None:
 
 
 def _alone(summary: Summary) -> list[str]:
-    """Nothing is compared: there is one method, or the baseline diverged, or all the others did."""
+    """The case without comparison: there is one method, or the baseline diverged, or all other methods did."""
     method = summary.method(summary.best)
     reached, low, high = with_interval(method.mean.value, method.interval)
     bounds = f" (95 % interval {low} to {high})" if math.isfinite(method.interval.low) else ""
@@ -78,7 +78,7 @@ def _alone(summary: Summary) -> list[str]:
     )
     if len(summary.methods) > 1:
         what = f"has a mean {metric_name(summary.metric)} of {reached}{bounds}"
-        sentence = f"Of what did not diverge the best, {method.title}, {what}."
+        sentence = f"The best method that did not diverge, {method.title}, {what}."
     constant = no_better_than_constant(summary)
     return [*diverged(summary), *constant, sentence, *_price(summary, method), *_cautions(summary)]
 
@@ -164,8 +164,8 @@ def _price(summary: Summary, top: MethodSummary) -> list[str]:
         steps += f" (baseline {base.steps:,.0f})"
     if cost.personalization_steps >= 0.5:
         steps += f", {cost.personalization_steps:,.0f} of them to personalize"
-    who = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
-    return [f"With {top.title}, {who} moves {traffic} and makes {steps}."]
+    subject = f"a client in all {cost.rounds:,.0f} rounds" if cost.rounds else "a client"
+    return [f"With {top.title}, {subject} moves {traffic} and makes {steps}."]
 
 
 def _cautions(summary: Summary) -> list[str]:

@@ -1,4 +1,4 @@
-"""The second pass: recogniser and language model interpolated, weight and word bonus tuned on validation utterances.
+"""The second pass: combines recogniser and language model; weight and word bonus are tuned on validation utterances.
 
 The hypothesis chosen is the one with the largest
 
@@ -30,7 +30,7 @@ WEIGHT, BONUS = 0.10, 0.0  # where nothing can be tuned; the weight is the paper
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 BONUSES = (-2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 RECOGNISER, UNAIDED, ORACLE = "no LM", "no LM, word bonus", "oracle"
-Setting = float | str | None  # a number; "tune"; or None: tuned where there are validation utterances to do it on
+Tunable = float | str | None  # a number; "tune"; or None: tuned where there are validation utterances to do it on
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Lists:
 
     @cached_property
     def known(self) -> NDArray[np.bool_]:
-        """Which utterances have a reference."""
+        """The utterances that have a reference."""
         return np.array([utterance.reference is not None for utterance in self.utterances], dtype=bool)
 
     @cached_property
     def said(self) -> Floats:
-        """The number of words of each reference."""
+        """The number of words in each reference."""
         return np.array([len(words_of(utterance.reference or "")) for utterance in self.utterances], dtype=float)
 
     @cached_property
@@ -102,7 +102,7 @@ class System:
 
 @dataclass(frozen=True)
 class Rescored:
-    """What came of rescoring."""
+    """The result of rescoring."""
 
     plan: Plan
     systems: list[System]
@@ -120,7 +120,7 @@ class Rescored:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is tried on which utterances; known before any model is asked."""
+    """What is tried on which utterances, decided before any model is evaluated."""
 
     lists: Lists
     splits: list[str]
@@ -129,7 +129,7 @@ class Plan:
     notes: list[str]
 
     @classmethod
-    def of(cls, utterances: Sequence[Hypotheses], weight: Setting = None, bonus: Setting = None) -> Plan:
+    def of(cls, utterances: Sequence[Hypotheses], weight: Tunable = None, bonus: Tunable = None) -> Plan:
         """Weights and bonuses to try; without a validation utterance that has a reference, the defaults."""
         lists, given, notes = Lists(utterances), {"--weight": weight, "--bonus": bonus}, list[str]()
         tuned = [option for option, value in given.items() if not isinstance(value, float | int)]

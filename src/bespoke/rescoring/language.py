@@ -1,4 +1,4 @@
-"""What the language models of a finished run say of texts: the personal, the group's or the global one."""
+"""Log-probabilities of texts under a finished run's language models: the personal, the group's or the global one."""
 
 from __future__ import annotations
 

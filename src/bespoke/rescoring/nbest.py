@@ -1,4 +1,4 @@
-"""Lists of hypotheses of any speech recogniser, an utterance a line of JSON: docs/rescoring.md describes the format."""
+"""Reads hypothesis lists (n-best lists) of a speech recogniser: one utterance per line of JSON (docs/rescoring.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIELDS = ("id", "client", "group", "split", "reference", "hypotheses")
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """What a recogniser heard: hypotheses, its best first, and their log-probabilities."""
+    """A recogniser's hypotheses for one utterance, best first, with their log-probabilities."""
 
     id: str
     client: str

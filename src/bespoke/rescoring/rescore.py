@@ -1,4 +1,4 @@
-"""`bespoke rescore`: hypotheses of a recogniser chosen with the language models of a finished run."""
+"""`bespoke rescore`: chooses among a recogniser's hypotheses with the language models of a finished run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bespoke.errors import UserError
-from bespoke.rescoring.interpolation import ORACLE, Plan, Rescored, Setting
+from bespoke.rescoring.interpolation import ORACLE, Plan, Rescored, Tunable
 from bespoke.rescoring.language import Level, RunLanguage
 from bespoke.rescoring.nbest import Hypotheses
 from bespoke.runs.events import Progress
@@ -20,8 +20,8 @@ FORMULA = "score + weight * log P(text) + bonus * words"
 def rescore(
     utterances: Sequence[Hypotheses],
     models: Mapping[str, tuple[RunLanguage, Level]],
-    weight: Setting = None,
-    bonus: Setting = None,
+    weight: Tunable = None,
+    bonus: Tunable = None,
     progress: Progress | None = None,
 ) -> Rescored:
     """Rescore by models of runs: name -> (run, 'personal', 'group' or 'global')."""
@@ -66,6 +66,6 @@ def write(result: Rescored, about: dict[str, Any], folder: Path) -> dict[str, An
         said = {"reference": utterance.reference} if known else {}
         lines.append({"id": utterance.id, "client": utterance.client, "split": split, **said, "chosen": chosen})
     write_text(folder / "chosen.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    told = described(result, about)
-    write_text(folder / "rescore.json", json.dumps(told, indent=1, ensure_ascii=False))
-    return told
+    record = described(result, about)
+    write_text(folder / "rescore.json", json.dumps(record, indent=1, ensure_ascii=False))
+    return record

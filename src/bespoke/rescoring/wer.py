@@ -1,4 +1,4 @@
-"""Word error rates by jiwer, over words as `words_of` cuts them, of references and hypotheses alike."""
+"""Word error rates by jiwer. `words_of` splits references and hypotheses in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run begins with, and goes on with when it is resumed: released statistics, its account, how it is executed."""
+"""Prepares a run that starts or resumes: released statistics, privacy account, and how it is executed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def keep_release(population: Population, folder: Path) -> None:
 
 
 def check_fits(folder: RunFolder, params: Params, stage: int) -> None:
-    """Refuse to go on with data of another width: a category may have gone with the only client that had it."""
+    """Refuses to resume with data of another width: a forgotten client may have taken a category along."""
     try:
         begun = flatten(folder.beginning(stage).server["params"])
     except UserError:  # fallen back to a stage whose beginning is not kept any more; nothing else needs it
@@ -70,7 +70,7 @@ def same_elsewhere(begun: Path, config: ExperimentConfig) -> str | None:
 
 
 def account_of(experiment: Experiment, folder: Path, note: Callable[[str], None]) -> Account | None:
-    """The privacy account, if there is one to keep."""
+    """The privacy account of the run, or None without privacy."""
     if experiment.privacy is None:
         return None
     stages = enumerate(experiment.stages)
@@ -92,13 +92,13 @@ def execution(
 
     Only another device may be told: results then are the same up to rounding.
     """
-    path, told = folder / "engine.json", experiment.engine.get("device", "auto")
+    path, wanted_device = folder / "engine.json", experiment.engine.get("device", "auto")
     if path.exists():
         try:
             begun = Choice(**read_json(path, "remove it and resume the run"))
         except TypeError as error:
             raise UserError(f"{path} is damaged ({error}); remove it and resume the run") from None
-        if told in ("auto", begun.device):
+        if wanted_device in ("auto", begun.device):
             devices.chosen(begun.device, ELSEWHERE)
             return begun
         how = engine_choice(experiment, params)

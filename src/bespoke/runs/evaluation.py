@@ -1,4 +1,4 @@
-"""Personal models made and scored: points of the learning curve while a run trains, its results when it has."""
+"""Makes and scores personal models: for learning curves during training, and for the results after it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_VALUES = 2**25  # query rows times candidates of which each one's part of t
 
 @dataclass(frozen=True)
 class Final:
-    """What the tested clients have in the end."""
+    """The final scores and choices of the tested clients."""
 
     query: QueryScores
     own: ValidationScores | None  # of the same clients
@@ -91,7 +91,7 @@ class Scoring:
             raise Interrupted("stopped while making personal models")
 
     def pick(self, scores: dict[str, AnyScores]) -> Chosen:
-        """Which candidate each of these clients uses, by the method's rule of who chooses on what."""
+        """The candidate that each of these clients uses, by the method's choosing rule."""
         method = self.method
         who: Any = method.choosing.by
         if who == "auto":
@@ -130,7 +130,7 @@ class Scoring:
     # -- during training -----------------------------------------------------------------------------------------------
     @cached_property
     def watched(self) -> Ints:
-        """Whom the learning curve is of: the same clients in all periods, as far as they are there."""
+        """The clients of the learning curve: the same ones in all periods in which they have rows."""
         there = [period.split.selection.validation.clients for period in self.experiment.periods]
         clients = np.unique(np.concatenate(there))
         if len(clients) <= self.experiment.watched:
@@ -177,7 +177,7 @@ class Scoring:
         return json_number(value), self.method.candidates()[picked.default], clients, each
 
     def final(self, server: Tree, title: str) -> Final:
-        """Make the personal models of all tested clients, choose among them, and score what was chosen."""
+        """Makes the personal models of all tested clients, chooses among them, and scores the choices."""
         split = self.experiment.split
         clients, others = split.test.query.clients, np.zeros(0, np.int64)
         if not len(clients):
@@ -207,7 +207,7 @@ class Scoring:
         return Final(query, own, common, plain, picked, who, rows, values, by_row)
 
     def _row_metric(self, clients: Ints) -> str:
-        """The metric of which every query row's part is kept: by these a client's own noise is seen."""
+        """The metric whose value is stored for every query row, from which a client's own noise is estimated."""
         task, about = self.experiment.task, self.experiment.population.about
         known = about.get("input", "table") == "table" or about.get("task") == "language"
         many = int(self.experiment.split.test.query.sizes(clients).sum()) * len(self.method.candidates())

@@ -1,4 +1,4 @@
-"""Whoever watches long work: is told how far it is, and may stop it."""
+"""Interfaces for watching long work: progress is reported to a watcher, which may stop the work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Interrupted(Exception):
 
 
 class Pruned(Exception):
-    """The learning curve is so much worse than others' that the run is not worth its end."""
+    """The run was ended because its learning curve is much worse than those of other trials."""
 
 
 class Progress(Protocol):
-    """Told of what goes on; the command line draws bars of it."""
+    """Receives progress; the command line draws bars from it."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None: ...
     def advance(self, steps: int = 1, note: str = "") -> None: ...

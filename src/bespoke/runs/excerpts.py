@@ -1,4 +1,4 @@
-"""What a run of a language model leaves of the texts: words typical of each group, and a few test sentences.
+"""Excerpts of the texts that a language-model run keeps: words typical of each group, and a few test sentences.
 
 Both are clients' words. They are kept where no [privacy] is asked for, and forgotten with a client.
 """

@@ -1,4 +1,4 @@
-"""A finished run, opened again: its models made anew from its checkpoint, private state and rows."""
+"""Opens a finished run and makes its models again from its checkpoint, private state and rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bespoke.tensors import Params, Tree, take, tree_map
 
 
 def open_run(path: Path) -> tuple[RunFolder, ExperimentConfig]:
-    """A finished run, or a clear word on what it is instead."""
+    """Opens a finished run, or explains what the folder is instead."""
     if (path / "compare.json").exists() or (path / "runs").is_dir():
         inside = sorted(p.name for p in (path / "runs").glob("*")) if (path / "runs").is_dir() else []
         named = ", ".join(f"{path}/runs/{name}" for name in inside[:6])
@@ -56,7 +56,7 @@ class Models:
         self.groups = self.method.groups(self.server)
 
     def adapts(self, client: int) -> bool:
-        """Whether this client has rows to make a personal model on."""
+        """Whether this client has rows for making a personal model."""
         return bool(self.experiment.split.test.support.sizes(np.array([client]))[0])
 
     def personal(self, client: int) -> tuple[Tree, str]:

@@ -1,4 +1,4 @@
-"""The run folder: what a run is, on disk. Everything is written so that a kill at any instant loses nothing.
+"""The run folder on disk. Files are written so that a kill at any moment loses nothing.
 
 config.toml      the resolved experiment          rounds.jsonl   one line a round: cohort, cost, validation metrics
 engine.json      how clients are executed         ledger.jsonl   one line a round: bytes, steps, what was revealed
@@ -49,12 +49,12 @@ Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines)
 
 
 class Refused(UserError):
-    """A problem for which an earlier checkpoint is no remedy."""
+    """An error that an earlier checkpoint cannot repair."""
 
 
 @dataclass
 class Checkpoint:
-    """Where a run stands: so many rounds of a stage are done."""
+    """The position of a run: this many rounds of a stage are done."""
 
     stage: int
     round: int
@@ -68,7 +68,7 @@ class Checkpoint:
 
 
 class RunFolder:
-    """Reads and writes one run. `run` is its identity, which keeps files of other runs out."""
+    """Reads and writes one run. `run` is its identity, by which files of other runs are refused."""
 
     def __init__(self, path: Path, run: str | None = None) -> None:
         self.path, self._run = path, run
@@ -86,7 +86,7 @@ class RunFolder:
     # -- life ----------------------------------------------------------------------------------------------------------
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """A new folder, or one in which this very experiment was begun."""
+        """A new folder, or an existing one with exactly this experiment."""
         folder = cls(path)
         begun = path / "config.toml"
         if begun.is_file() and begun.read_bytes() != config.encode():
@@ -145,7 +145,7 @@ class RunFolder:
             raise Damaged(f"{path}, {broken_line(text)}, is damaged ({error}); {self._begin_again()}") from None
 
     def marks(self) -> dict[str, Mark]:
-        """How far the logs are now; only what was added since the last time is read."""
+        """The current lengths and digests of the logs; only new lines are read."""
         found: dict[str, Mark] = {ATTEMPTS: self._spent.mark()} if self._spent.path.exists() else {}
         for log in LOGS:
             if (self.path / log).exists():
@@ -160,7 +160,7 @@ class RunFolder:
         return found
 
     def rewind(self, marks: dict[str, Mark]) -> None:
-        """Forget lines written after the checkpoint: their rounds will be run again."""
+        """Removes log lines after the checkpoint; their rounds are repeated."""
         for log in LOGS:
             self._hashed.pop(log, None)
             length, _ = marks.get(log, (0, None))
@@ -168,7 +168,7 @@ class RunFolder:
                 os.truncate(self.path / log, length)
 
     def _check_log(self, log: str, mark: Mark) -> None:
-        """Compare the beginning of a log with what a checkpoint says of it."""
+        """Compares the beginning of a log with what a checkpoint records of it."""
         (length, known), path = mark, self.path / log
         text = path.read_bytes()[:length] if path.exists() else b""
         if len(text) < length:
@@ -215,7 +215,7 @@ class RunFolder:
                 segment.unlink()
 
     def go_back(self, found: Checkpoint) -> None:
-        """Make the folder what it was at a checkpoint: files settled before it, no checkpoint after it."""
+        """Resets the folder to a checkpoint: files settled before it stay, later checkpoints go."""
         for name, text in found.files.items():
             path = self.path / name
             if not path.exists() or path.read_bytes() != text.encode():
@@ -234,11 +234,11 @@ class RunFolder:
         return read_checkpoint(path, self.run)
 
     def beginning(self, stage: int) -> Checkpoint:
-        """What a stage started from."""
+        """The state from which a stage started."""
         return self.read(self.checkpoint_path(stage, -1))
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, as is all it stands on. A damaged one is passed over for one before."""
+        """The newest intact checkpoint with intact files behind it; damaged ones are skipped."""
         problems: list[str] = []
         for path in sorted((self.path / "checkpoints").glob("*.safetensors"), reverse=True):
             try:
@@ -260,7 +260,7 @@ class RunFolder:
         return None
 
     def final(self) -> Checkpoint | None:
-        """The checkpoint with which a finished run ended; here no other will do."""
+        """The checkpoint with which a finished run ended; no other may replace it."""
         result = self._result()
         ended = result.get("written", {}).get("checkpoint") if result else None
         if ended is None:
@@ -276,7 +276,7 @@ class RunFolder:
             self.beginning(found.stage)
 
     def _check_spent(self, found: Checkpoint) -> None:
-        """Whoever lost count of what was spent of the privacy budget cannot go on, from no checkpoint."""
+        """Refuses to resume if the record of the spent privacy budget is lost."""
         lines, known = found.logs.get(ATTEMPTS, (0, None))
         if known is not None and AttemptLines(self.path / ATTEMPTS).mark(lines) != (lines, known):
             raise Refused(
@@ -289,7 +289,7 @@ class RunFolder:
 
     # -- results -------------------------------------------------------------------------------------------------------
     def write_result(self, result: RunRecord) -> RunRecord:
-        """Write result.json, with digests of all that it says or stands on; returns what it says."""
+        """Writes result.json with the digests of all files behind it; returns its content."""
         newest = max((path.name for path in (self.path / "checkpoints").glob("*.safetensors")), default=None)
         files = digests(self.path, results(self.path))
         written = {"run": self.run, "checkpoint": newest, "files": files}
@@ -299,13 +299,13 @@ class RunFolder:
         return cast(RunRecord, {k: v for k, v in json.loads(text).items() if k not in (SEAL, "written")})
 
     def reseal(self) -> None:
-        """Write the digests of a finished run anew, after its files were changed on purpose."""
+        """Renews the digests of a finished run after its files were changed on purpose."""
         result = self._result()
         if result is not None:
             self.write_result(cast(RunRecord, {k: v for k, v in result.items() if k not in ("format", "written")}))
 
     def result(self) -> RunRecord | None:
-        """What result.json says, with all files it stands on as they were; None if the run is unfinished."""
+        """The content of result.json, after verifying all files behind it; None if the run is unfinished."""
         result = self._result()
         if result is not None:
             check_finished(self.path, result)
@@ -336,7 +336,7 @@ class RunFolder:
 
 
 def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
-    """Read and verify one checkpoint file; `run`: whose it has to be."""
+    """Reads and verifies a checkpoint file; `run` is the expected identity."""
     flat, metadata = open_arrays(path)
     try:
         about = json.loads(metadata["bespoke"])

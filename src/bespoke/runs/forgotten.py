@@ -1,4 +1,4 @@
-"""Who was forgotten in a folder: kept as hashes of ids, so that nothing brings a forgotten client back.
+"""The forgotten clients of a folder, kept as hashes of ids so that no later command brings a client back.
 
 forgotten.json holds the hashes, and a receipt for each forgetting that was finished. It lies in the folder that
 `bespoke forget` was given and in every run inside.
@@ -30,12 +30,12 @@ def is_forgotten(folder: Path, client: str) -> bool:
 
 
 def marked(folder: Path, client: str) -> bool:
-    """Whether forgetting this client has begun in this very folder."""
+    """Whether forgetting this client has begun in this folder."""
     return key_of(client) in _read(folder).get("keys", [])
 
 
 def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> None:
-    """Note that a client is forgotten here; the receipt says what was done for it, without its id."""
+    """Notes that a client is forgotten here; the receipt says what was done, without the client's id."""
     about, key = _read(folder), key_of(client)
     about["keys"] = [*(k for k in about.get("keys", []) if k != key), key]
     if receipt is not None:
@@ -47,13 +47,13 @@ def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> No
 def without_forgotten(population: Population, folder: Path) -> Population:
     """The population without the rows of those who were forgotten in this folder; everyone keeps their place."""
     keys = np.array([int(key, 16) for key in _keys(folder)], dtype=np.uint64)
-    gone = np.isin(population.keys, keys)
-    return population.having(np.repeat(~gone, population.sizes())) if gone.any() else population
+    forgotten = np.isin(population.keys, keys)
+    return population.having(np.repeat(~forgotten, population.sizes())) if forgotten.any() else population
 
 
 def _keys(folder: Path) -> list[str]:
-    around = folder.resolve().parent.parent  # of runs/NAME and tuning/NAME
-    return [*_read(folder).get("keys", []), *_read(around).get("keys", [])]
+    comparison = folder.resolve().parent.parent  # of runs/NAME and tuning/NAME
+    return [*_read(folder).get("keys", []), *_read(comparison).get("keys", [])]
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Progress in a notebook: a bar for what is going on and one for each run beside it; they are gone at the end."""
+"""Progress in a notebook: one bar for the current work and one for each run; bars disappear at the end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ REDRAWN = 0.2  # seconds between two drawings, at least
 
 
 def in_notebook() -> bool:
-    """Whether somebody looks at cells: a terminal has bars of its own, a script has none."""
+    """Whether the code runs in a notebook; terminals have their own bars, and scripts have none."""
     shell = sys.modules.get("IPython")
     current = shell.get_ipython() if shell is not None else None
     return current is not None and hasattr(current, "kernel")
 
 
 def watched() -> AbstractContextManager[Progress]:
-    """Bars in a notebook; a script is not talked to."""
+    """Progress bars in a notebook; silent in a script."""
     return NotebookBars() if in_notebook() else nullcontext(Silent())
 
 

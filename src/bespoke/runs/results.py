@@ -1,4 +1,4 @@
-"""What a finished run leaves: clients.parquet, selection.parquet, choices.json and, last, result.json."""
+"""Writes a finished run's results: clients.parquet, selection.parquet, choices.json and, last, result.json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Results:
-    """The results of an experiment, on their way into its folder."""
+    """Writes the results of an experiment into its folder."""
 
     experiment: Experiment
     folder: RunFolder
@@ -112,7 +112,7 @@ class Results:
                 self.folder.write_table(name, table)
 
     def _selection(self, held_out: ValidationScores) -> None:
-        """The validation clients under what was chosen: common rules are made on these, never on query rows."""
+        """Writes the validation clients' scores under the choice. Common rules use these, never query rows."""
         selection = self.experiment.split.selection
         table: dict[str, Any] = {
             "client": [self.experiment.population.ids[c] for c in held_out.clients],
@@ -166,7 +166,7 @@ class Results:
         return record
 
     def _acceptance(self, rule: Acceptance) -> dict[str, Any]:
-        """What acceptance did: who took the personal model, and the mean had everyone done so."""
+        """The effect of the acceptance rule: who took the personal model, and the mean if all clients had."""
         query, plain, picked = self.final.query, self.final.plain, self.final.picked
         taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
         without = json_number(np.nanmean(query.at(plain, self.experiment.metric)))
@@ -174,13 +174,13 @@ class Results:
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    """The mean of what is known, added up in the order of the clients."""
+    """The mean of the known values, added up in the order of the clients."""
     known = values[~np.isnan(values)]
     return float(known.cumsum()[-1] / len(known)) if len(known) else float("nan")
 
 
 def _ruled(rule: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often a robust rule left out, or cut, whose change."""
+    """How often a robust rule left out or clipped each client's change."""
     ruled = [line["robust"] for line in rounds if "robust" in line]
     counts = {what: Counter(name for line in ruled for name in line[what]) for what in ("left_out", "cut")}
     sorted_counts = {what: dict(sorted(count.items())) for what, count in counts.items()}

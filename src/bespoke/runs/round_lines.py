@@ -1,4 +1,4 @@
-"""What the logs say of a round: its line in rounds.jsonl, and its line in ledger.jsonl."""
+"""Makes the log lines of a round: one for rounds.jsonl and one for ledger.jsonl."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RoundLines:
         }}  # fmt: skip
 
     def _watched(self, outcome: RoundResult | None) -> dict[str, Any]:
-        """For the log of a round: what a robust rule did, or, without one, whose change is far larger than others'."""
+        """Log entries of a round: what a robust rule did, or, without one, clients with unusually large changes."""
         experiment, ids = self.experiment, self.experiment.population.ids
         if outcome is None:
             return {}
@@ -68,6 +68,6 @@ class RoundLines:
         new = [client for client in found if client not in self.warned]
         self.warned.update(new)
         for client in new:
-            who = "a client" if experiment.privacy else f"client {ids[client]!r}"
-            self.note(warning(who, outcome.norms, client))
+            subject = "a client" if experiment.privacy else f"client {ids[client]!r}"
+            self.note(warning(subject, outcome.norms, client))
         return {"outliers": [ids[c] for c in found]} if found and not experiment.privacy else {}

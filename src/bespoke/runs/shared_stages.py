@@ -1,4 +1,4 @@
-"""Trained stages that several runs share: `stages/KEY/` of a comparison or a tuning, whole or not there.
+"""Trained stages that several runs share: `stages/KEY/` of a comparison or tuning, complete or absent.
 
 A stage is put there by one rename, with the digests of its files in `whole`. One that was damaged since is taken away
 and trained again.
@@ -23,7 +23,7 @@ from bespoke.storage import write_text
 def look_up(
     path: Path, place: int, account: Account | None, note: Callable[[str], None]
 ) -> tuple[RunFolder, Checkpoint] | None:
-    """A stage that another run put there, if there is one that this run may take over."""
+    """A stage that another run stored, if this run may use it."""
     if not (path / "whole").exists():
         return None
     try:
@@ -35,7 +35,7 @@ def look_up(
 
 
 def _whole(path: Path) -> tuple[RunFolder, Checkpoint]:
-    """The stage, if it is as it was when it was put there; else it is taken away."""
+    """The stage, if it is intact; a damaged one is removed."""
     try:
         if (path / "whole").stat().st_size:  # empty: of a version that kept no digests
             whole = read_json(path / "whole")
@@ -53,7 +53,7 @@ def _whole(path: Path) -> tuple[RunFolder, Checkpoint]:
 def share(
     path: Path, place: int, run: RunFolder, account: Account | None, ended: Callable[[RunFolder], Checkpoint]
 ) -> None:
-    """Put a trained stage of a run where other runs find it: its logs, its account, and the checkpoint of its end."""
+    """Stores a trained stage where other runs find it: its logs, its account, and its last checkpoint."""
     if (path / "whole").exists():
         return
 
@@ -69,7 +69,7 @@ def share(
 
 
 def _put(path: Path, fill: Callable[[RunFolder], None]) -> None:
-    """Let `fill` write a stage, and put it in its place at once, for another process may be doing the same."""
+    """Lets `fill` write a stage, then moves it into place at once, because other processes may do the same."""
     making = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     (making / "checkpoints").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a run tells its callbacks, and which of them end its stages."""
+"""Calls the callbacks of a run, and asks which of them end its stages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bespoke.statistics.parts import without_names
 
 
 def tell(callbacks: Sequence[Callback], moment: str, told: Told) -> None:
-    """Tell every callback; what one of them raises ends the run, with its name and place."""
+    """Calls every callback. An exception in one ends the run, with the callback's name and place."""
     for callback in callbacks:
         try:
             getattr(callback, moment)(told)
@@ -45,7 +45,7 @@ def failed(callback: Callback, moment: str, where: str, error: Exception) -> Use
 
 
 class Teller:
-    """Tells the callbacks of a run what its log of rounds says, and asks those that decide.
+    """Calls the callbacks of a run for each log line, and asks the deciding ones.
 
     A decision is a function of the stage's curve, which is read from the log: so a run that was killed and resumed
     ends its stages where it would have ended them.
@@ -66,13 +66,13 @@ class Teller:
         self.points: list[tuple[int, float | None]] = []
 
     def enter(self, stage: int) -> None:
-        """Come to a stage: to its beginning, or to where its log ends."""
+        """Moves to a stage: to its beginning, or to the end of its log."""
         lines = self.folder.read_log("rounds.jsonl")
         self.stage, self.before = stage, sum(line["round"] > 0 for line in lines if line["stage"] < stage)
         self.points = self._points(lines, stage)
 
     def line(self, line: dict[str, Any]) -> None:
-        """Tell of a line of the log."""
+        """Reports a line of the log to the callbacks."""
         number, validation = line["round"], line.get("validation")
         self.points += self._points([line], self.stage)
         if not self.callbacks:
@@ -88,13 +88,13 @@ class Teller:
             tell(self.callbacks, "on_evaluation", EvaluationTold(**place, validation=validation, curve=self.curve))
 
     def saved(self, number: int) -> None:
-        """Tell of the checkpoint after a round."""
+        """Reports the checkpoint after a round."""
         if self.callbacks:
             path = self.folder.checkpoint_path(self.stage, number)
             tell(self.callbacks, "on_checkpoint", CheckpointTold(**self._place(number), path=path))
 
     def ended(self, result: RunRecord, scores: dict[str, float | None]) -> None:
-        """Tell of the end."""
+        """Reports the end of the run."""
         if self.callbacks:
             last = max((line["round"] for line in self.folder.read_log("rounds.jsonl")
                         if line["stage"] == self.stage), default=0)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Acceptance: what if a client took its personal model only where that can be justified? Motley asks for such rules.
+"""Acceptance rules: what would change if clients took a personal model only where the rule allows it (Motley).
 
 From the per-client tables of a comparison: the shared model is the baseline's, of the same seed. Two rules: a client
 takes its model if that wins on its own validation rows by a margin, or if the client has enough examples, where
@@ -28,7 +28,7 @@ THRESHOLDS = 11  # numbers of examples tried: deciles of what clients have
 
 @dataclass(frozen=True)
 class Accepted:
-    """A method under one rule of acceptance, beside the method without it."""
+    """A method under one acceptance rule, compared with the method without the rule."""
 
     label: str
     rule: str
@@ -176,8 +176,8 @@ def _judge(pairs: _Pairs, label: str, rule: _Rule, lower: bool, samples: Floats)
     change = significance.percentile_interval(samples[:, 1] - samples[:, 0])
     # lost: what is left of the change against the baseline lies beyond the interval of that change without a rule
     without = significance.percentile_interval(samples[:, 0] - samples[:, 2])
-    left = over.mean(accepted - pairs.shared).value
-    lost = left > without.high if lower else left < without.low
+    with_shared = over.mean(accepted - pairs.shared).value
+    lost = with_shared > without.high if lower else with_shared < without.low
     verdict = "fewer hurt" if hurt.value < plain_hurt.value else "no fewer hurt" if hurt.value > 0 else "nobody hurt"
     return Accepted(
         label=label,

@@ -1,4 +1,4 @@
-"""What `bespoke analyze` has left in run folders, averaged over seeds, and in words."""
+"""Reads what `bespoke analyze` wrote into run folders, averages it over seeds, and states it in words."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
 
 
 def _shape(record: dict[str, Any]) -> str:
-    """What has to agree between seeds: what was asked for, and the values that were gone through."""
+    """What must agree between seeds: the request, and the values that were tried."""
     points = [point.get("value", point.get("fraction")) for point in record.get("points", [])]
     curves = [(curve["name"], curve.get("at")) for curve in record.get("curves", [])]
     return json.dumps([record["asked"], record["metric"], points, curves])
@@ -82,7 +82,7 @@ def combined(values: list[Any]) -> Any:
 # ------------------------------------------------------------------------------------------------ in words
 
 
-def told(analysis: Analysis) -> list[str]:
+def in_words(analysis: Analysis) -> list[str]:
     """An analysis in a few sentences."""
     how = {
         "ood": _ood, "fewer-examples": _fewer, "smaller-tests": _smaller, "examples": _examples, "sweep": _sweep,

@@ -1,4 +1,4 @@
-"""Hurt beyond noise: which clients are worse off, or better, by more than the chance of their few test rows?
+"""Tests which clients are hurt or helped beyond the chance of their few test rows.
 
 Each client's test rows under a method are paired with the same rows under the baseline (a row that several seeds tested
 is averaged first). A client has few rows, so its variance is shrunk towards that of all clients (the moderated t-test,
@@ -36,7 +36,7 @@ _MOST_SIGNS = 20_000_000  # drawn in all: about a second
 
 @dataclass(frozen=True)
 class Beyond:
-    """What the test rows say of each client, in the order of the clients asked for; NaN where a client has no rows."""
+    """What test rows say about each client, in the order of the given clients; NaN for clients without rows."""
 
     metric: str  # of the rows: the summary's metric, or its stand-in
     hurt: NDArray[np.bool_]

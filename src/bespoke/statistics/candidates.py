@@ -1,4 +1,4 @@
-"""What the names of candidates tell: 'lr 0.01, epoch 3' is a learning rate and an epoch."""
+"""Parses the names of candidates: 'lr 0.01, epoch 3' means a learning rate and an epoch."""
 
 from __future__ import annotations
 

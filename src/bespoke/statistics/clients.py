@@ -1,4 +1,4 @@
-"""From the per-client tables of run folders to numbers: mean, spread, deciles, the worst served, and who is hurt.
+"""Numbers from the per-client tables of run folders: mean, spread, deciles, worst served clients, clients hurt.
 
 Every number is computed over clients within one seed and then averaged over seeds, so that the spread over seeds is
 the spread of the number itself. Clients count equally unless a name says `weighted`.

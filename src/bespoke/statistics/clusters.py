@@ -1,4 +1,4 @@
-"""What learned clusters hold, against groups that are known: Motley's Figure 6(d). So do groups found for GroupFL."""
+"""Compares learned clusters, and groups found for GroupFL, with known groups (Motley, Figure 6(d))."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def clusters_of(table: pd.DataFrame) -> list[Clusters]:
         return []
     found = []
     for label in dict.fromkeys(table["method"]):
-        mine = table[table["method"] == label]
-        if "served" in mine and mine["served"].notna().any():  # in groups that a server found
-            found.append(_clusters(str(label), mine.assign(candidate=mine["served"].astype(str))))
+        of_method = table[table["method"] == label]
+        if "served" in of_method and of_method["served"].notna().any():  # in groups that a server found
+            found.append(_clusters(str(label), of_method.assign(candidate=of_method["served"].astype(str))))
             continue
-        chosen = mine["candidate"].astype(str)
+        chosen = of_method["candidate"].astype(str)
         if not chosen.str.startswith(PREFIX).any():
             continue
-        mine = mine[chosen.str.startswith(PREFIX)]
-        found.append(_clusters(str(label), mine))
+        of_method = of_method[chosen.str.startswith(PREFIX)]
+        found.append(_clusters(str(label), of_method))
     return found
 
 

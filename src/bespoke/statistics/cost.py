@@ -1,4 +1,4 @@
-"""What a method costs: bytes and steps, from the ledger of its runs."""
+"""The cost of a method in bytes and steps, from the ledgers of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished runs as found on disk: what they say of themselves, and one table of all their clients."""
+"""Reads finished runs from disk: their records, and one table of all their clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as text: as many digits as mean something, and no more."""
+"""Numbers as text, with as many digits as are meaningful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack cost honest clients, and whom a robust rule left out: read from run folders, for terminal and report.
+"""The cost of an attack to honest clients, and the clients a robust rule left out, read from run folders.
 
 A comparison under [attack] runs every method a second time without the attack (kind "none": the same clients, who do no
 harm), into `unattacked/`. Both are scored on the honest clients alone.

@@ -1,4 +1,4 @@
-"""How clients' data differ: numbers of examples, what their targets are, and how far from everyone's.
+"""Measures how clients' data differ: numbers of examples, targets, and the distance from all clients together.
 
 The distance of a client is that between its targets and those of all clients together: of classes and tokens the
 Jensen-Shannon divergence in bits (0: the same, 1: nothing in common), of numbers the Wasserstein distance in standard
@@ -77,9 +77,9 @@ def _divergence(targets: NDArray[Any], sizes: NDArray[np.int64], tokens: bool) -
         owner = np.repeat(rows, sizes[some])
         owner = np.repeat(owner, block.shape[1]) if block.ndim > 1 else owner
         flat = owner * classes + block.reshape(-1)
-        mine = _mix(np.bincount(flat, minlength=len(rows) * classes).reshape(len(rows), classes).astype(float), tokens)
-        middle = (mine + whole) / 2
-        found.append((_entropy(middle) - (_entropy(mine) + _entropy(whole)) / 2).clip(0))
+        own = _mix(np.bincount(flat, minlength=len(rows) * classes).reshape(len(rows), classes).astype(float), tokens)
+        middle = (own + whole) / 2
+        found.append((_entropy(middle) - (_entropy(own) + _entropy(whole)) / 2).clip(0))
     return np.concatenate(found)
 
 

@@ -1,4 +1,4 @@
-"""Language models in numbers: perplexity of all sentences together, its mean over clients, and bits per character.
+"""Numbers of language models: perplexity over all sentences, its mean over clients, and bits per character.
 
 The perplexity of all sentences together is exp(sum of losses / sum of tokens), as Liu et al. (ICASSP 2023) report it. A
 client with many sentences counts for more in it than one with few; in the mean over clients all count the same. Bits

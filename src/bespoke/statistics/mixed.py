@@ -1,4 +1,4 @@
-"""What a federated mixed model found: the common coefficients, and how much they differ between groups and clients.
+"""Reads the estimates of a federated mixed model: common coefficients, and how they vary by group and client.
 
 A run of the method `mixed` writes its estimates into `observed` of the last line of rounds.jsonl. Features and target
 are standardized there, so coefficients and their standard deviations can be compared with each other.
@@ -49,11 +49,11 @@ class MixedEstimates:
         if most.clients < NEGLIGIBLE:
             return "No coefficient differs noticeably between clients."
         named = [c for c in self.coefficients[:MOST_NAMED] if c.clients >= NAMED_FROM * most.clients]
-        told = [
+        phrases = [
             f"{c.name} (standard deviation {number(c.clients, 2)} around a mean of {number(c.mean, 2)})" for c in named
         ]
-        start = "coefficient that differs most" if len(told) == 1 else "coefficients that differ most"
-        return f"The {start} between clients {'is' if len(told) == 1 else 'are'} {listing(told)}."
+        start = "coefficient that differs most" if len(phrases) == 1 else "coefficients that differ most"
+        return f"The {start} between clients {'is' if len(phrases) == 1 else 'are'} {listing(phrases)}."
 
 
 def read_mixed(study: RunSet) -> list[MixedEstimates]:

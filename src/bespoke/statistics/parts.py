@@ -1,4 +1,4 @@
-"""What run folders say of one method: numbers that are no comparison."""
+"""Small facts about a method that are read from its run folders."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def excluded(runs: Sequence[FinishedRun]) -> dict[str, int]:
 
 
 def unnamed(counts: dict[str, int]) -> dict[str, int]:
-    """The same numbers without the clients' ids."""
+    """The same numbers without client ids."""
     return {f"unnamed {place}": count for place, count in enumerate(counts.values(), start=1)}
 
 
 def without_names(result: RunRecord) -> dict[str, Any]:
-    """What a run says of itself, without the clients' ids."""
+    """A run's record without client ids."""
     plain: dict[str, Any] = {**result, "excluded": unnamed(result["excluded"])}
     if attack := result.get("attack"):
         plain["attack"] = {**attack, "clients": len(attack["clients"])}

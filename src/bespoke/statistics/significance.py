@@ -1,4 +1,4 @@
-"""Is a difference more than chance? Bootstrap intervals over clients and seeds, and a paired test over clients."""
+"""Statistical tests: bootstrap intervals over clients and seeds, and paired tests over clients."""
 
 from __future__ import annotations
 

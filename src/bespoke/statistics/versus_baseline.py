@@ -1,4 +1,4 @@
-"""A method against the baseline: paired over clients, and in each group of them. Whom it hurts, whom it helps."""
+"""Compares a method with the baseline, paired over clients, overall and by group: who is hurt, who is helped."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def paired(
 
 
 def _verdict(p: float, gained: int, mean_gain: float, gains: Gains) -> Verdict:
-    """The test speaks of the typical client, the interval of the mean: a verdict needs both, on the same side."""
+    """A verdict needs both the test (typical client) and the interval (mean), on the same side."""
     typical = np.sign(gains.helped.value - gains.hurt.value)
     if p < ALPHA and gained != 0 and gained == typical:
         return "better" if gained > 0 else "worse"

@@ -1,4 +1,4 @@
-"""The studio's server: a page, and what its script asks for. Texts stream as server-sent events.
+"""The studio's web server: the page, and answers to its script. Texts are streamed as server-sent events.
 
 One request at a time uses the model; a few more may wait.
 """
@@ -43,7 +43,7 @@ class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Who(_Asked):
+class VoiceRequest(_Asked):
     """A voice as the page names it."""
 
     kind: Literal["user", "anybody", "plain", "person"]
@@ -53,7 +53,7 @@ class Who(_Asked):
 
 class AskedTexts(_Asked):
     prompt: str = Field(max_length=MOST_LETTERS)
-    voices: list[Who] = Field(min_length=1, max_length=MOST_VOICES)
+    voices: list[VoiceRequest] = Field(min_length=1, max_length=MOST_VOICES)
     length: int = Field(default=30, ge=1, le=MOST_LENGTH)
     temperature: float = Field(default=0.8, ge=0, le=5)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -62,7 +62,7 @@ class AskedTexts(_Asked):
 
 class AskedPerplexity(_Asked):
     sentence: str = Field(min_length=1, max_length=MOST_LETTERS)
-    voices: list[Who] = Field(min_length=1, max_length=MOST_VOICES)
+    voices: list[VoiceRequest] = Field(min_length=1, max_length=MOST_VOICES)
 
 
 class AskedPerson(_Asked):
@@ -75,11 +75,11 @@ Kind = TypeVar("Kind", bound=_Asked)
 
 
 class Busy(Exception):
-    """Enough requests wait for the model."""
+    """Too many requests wait for the model."""
 
 
 class Desk:
-    """The model's only seat."""
+    """Lets one request at a time use the model."""
 
     def __init__(self) -> None:
         self.seat, self.waiting = asyncio.Lock(), 0
@@ -100,7 +100,7 @@ class Desk:
 
 
 class Studio:
-    """What is answered, by the voices of a run and the people of this machine."""
+    """Answers requests with the voices of a run and the people of this machine."""
 
     def __init__(self, people: People) -> None:
         self.people, self.voices, self.desk = people, people.voices, Desk()
@@ -143,9 +143,9 @@ class Studio:
         try:
             async with self.desk():
                 lines = []
-                for place, who in enumerate(asked.voices):  # a model may have to be made first
+                for place, wanted in enumerate(asked.voices):  # a model may have to be made first
                     yield _event("making", {"voice": place})
-                    lines.append(Line(await run_in_threadpool(self.voice, who), asked.prompt))
+                    lines.append(Line(await run_in_threadpool(self.voice, wanted), asked.prompt))
                 how = Drawing(asked.temperature, top_p=asked.top_p)
                 async for piece in iterate_in_threadpool(write(self.voices, lines, how, asked.length, asked.seed)):
                     yield _event("piece", {"voice": piece.line, "text": piece.text, "ended": piece.ended})
@@ -161,7 +161,7 @@ class Studio:
         if len(tokens) < 2:
             raise UserError("the sentence has no words")
         async with self.desk():
-            found = [(await run_in_threadpool(self.voice, who)) for who in asked.voices]
+            found = [(await run_in_threadpool(self.voice, wanted)) for wanted in asked.voices]
             values = [await run_in_threadpool(voice.perplexity, tokens) for voice in found]
         scored = [{"label": voice.label, "perplexity": value} for voice, value in zip(found, values)]
         return JSONResponse({"tokens": len(tokens) - 1, "voices": scored})
@@ -177,15 +177,15 @@ class Studio:
             self.people.delete(request.path_params["id"])
         return JSONResponse({})
 
-    def voice(self, who: Who) -> Voice:
-        """The voice that the page means."""
+    def voice(self, wanted: VoiceRequest) -> Voice:
+        """The voice that a request names."""
         voices = self.voices
-        context = voices.context(who.context) if who.context else ""
-        if who.kind == "user":
-            return voices.of_user(voices.user(who.id), context)
-        if who.kind == "person":
-            return self.people.voice(who.id, context)
-        return voices.anybody(context) if who.kind == "anybody" else voices.plain()
+        context = voices.context(wanted.context) if wanted.context else ""
+        if wanted.kind == "user":
+            return voices.of_user(voices.user(wanted.id), context)
+        if wanted.kind == "person":
+            return self.people.voice(wanted.id, context)
+        return voices.anybody(context) if wanted.kind == "anybody" else voices.plain()
 
 
 def studio_app(people: People, token: str, hosts: Collection[str]) -> Starlette:
@@ -201,7 +201,7 @@ def studio_app(people: People, token: str, hosts: Collection[str]) -> Starlette:
     ]  # fmt: skip
     answers: dict[Any, Callable[[Request, Exception], Response]] = {
         UserError: lambda request, error: JSONResponse({"error": str(error)}, 400),
-        ValidationError: lambda request, error: JSONResponse({"error": _told(error)}, 400),
+        ValidationError: lambda request, error: JSONResponse({"error": _message(error)}, 400),
         TooLarge: lambda request, error: JSONResponse({"error": "too much text at once"}, 413),
         Busy: lambda request, error: JSONResponse({"error": "others are waiting already; try again in a moment"}, 503),
     }
@@ -221,7 +221,7 @@ async def _read(request: Request, kind: type[Kind]) -> Kind:
     return kind.model_validate_json(await request.body())
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     assert isinstance(error, ValidationError)
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}"

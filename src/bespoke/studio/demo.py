@@ -1,4 +1,4 @@
-"""A small run made on the spot: four invented speakers in two places, for a studio without a run of one's own."""
+"""A small example run for the studio: four invented speakers in two contexts, trained when it is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands before every request of the studio: who may ask, from where, how much, and what a browser may do.
+"""Checks every request to the studio: token, origin, size, and response headers for the browser.
 
 The token comes with the address that the terminal shows, behind `#`, which a browser sends to nobody; the page's script
 sends it in a header. So no other page can make a browser ask in the user's name, and no log has the token. The Host
@@ -29,12 +29,12 @@ HEADERS = {
 
 
 class TooLarge(Exception):
-    """A request has more bytes than are read."""
+    """A request exceeds the size limit."""
 
 
 @dataclass
 class Guard:
-    """An ASGI application behind a token; pages and scripts, which say nothing of anybody, need none."""
+    """An ASGI application that requires a token, except for static pages and scripts, which hold no data."""
 
     app: ASGIApp
     token: str

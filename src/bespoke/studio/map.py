@@ -1,4 +1,4 @@
-"""The studio's map: users' and contexts' embeddings as `bespoke analyze --embeddings` draws them, with new people."""
+"""The studio's map: users' and contexts' embeddings, as in `bespoke analyze --embeddings`, with added people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People who are no clients of a run: their models, learned from a few sentences, lie on this machine alone.
+"""People added in the studio: models learned from a few sentences, stored only on this machine.
 
 Each has a folder of its own with `voice.safetensors` (the personal model) and `voice.json`. The sentences are not kept.
 Deleting the folder deletes all there is.

@@ -1,4 +1,4 @@
-"""`bespoke compare`: does personalization help here, which method, by how much, who is hurt, what does it cost?
+"""`bespoke compare`: tunes and runs several methods with several seeds, and records them for the report.
 
 Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
 all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.
@@ -183,14 +183,14 @@ class Comparison:
         return replace(entry, follows=follows) if follows and entry.before is None and not entry.follows else entry
 
     def _adopt(self, settled: Settled) -> None:
-        """Go by what was settled; what the user gave goes before it, and nothing of an earlier model stays."""
+        """Applies the settled defaults. The user's values have priority, and nothing of an earlier model remains."""
         knobs, tried = self.given
         self.settled, self.base, self.methods = settled, settled.base, settled.methods
         self.knobs = {name: {**settled.knobs.get(name, {}), **knobs.get(name, {})} for name in {**METHODS, **knobs}}
         self.grid = {**settled.grid, **tried}
 
     def _choose_model(self, jobs: Jobs) -> None:
-        """Of linear and a small network, as shared models, the one that is better on validation rows."""
+        """Chooses between a linear model and a small network, as shared models on validation rows."""
         rivals = self.settled.rivals
         if len(rivals) < 2:
             return
@@ -218,7 +218,7 @@ class Comparison:
         self._check()
 
     def _unattacked(self, chosen: dict[str, dict[str, Any]]) -> list[Job]:
-        """Under [attack] the same runs without it: what it cost is the difference, for the same honest clients."""
+        """The same runs without the attack. The difference is the attack's cost to the honest clients."""
         attack = self.base.get("attack") or {}
         if attack.get("kind", "none") == "none":
             return []
@@ -231,7 +231,7 @@ class Comparison:
         return found
 
     def _references(self, experiment: Experiment) -> list[Job]:
-        """Runs of what is not federated, to hold the methods against."""
+        """Runs of the references, which are not federated."""
         self.referred = references_for(experiment)
         found = []
         for name, seed in itertools.product(self.referred, self.seeds):
@@ -244,17 +244,17 @@ class Comparison:
         return found
 
     def _needed(self) -> list[str]:
-        """What is compared, and all whose models it starts from, these first."""
-        ways = [self._way(name) for name in self.methods]
-        return list(dict.fromkeys([*(name for way in ways for name in way[:-1]), *self.methods]))
+        """The compared entries and all entries whose models they start from, those first."""
+        lineages = [self._lineage(name) for name in self.methods]
+        return list(dict.fromkeys([*(name for lineage in lineages for name in lineage[:-1]), *self.methods]))
 
-    def _way(self, name: str) -> list[str]:
+    def _lineage(self, name: str) -> list[str]:
         """The entries that lead to this one, itself last."""
         after = self._entry(name).after
-        return [*(self._way(after) if after else []), name]
+        return [*(self._lineage(after) if after else []), name]
 
     def _space(self, name: str) -> Space:
-        """What is tried of an entry; empty if nothing is."""
+        """The search space of an entry; empty if nothing is tuned."""
         if not self.tune:
             return {}
         exact = self.knobs.get(name, {}).get("solver") == "exact"
@@ -282,15 +282,15 @@ class Comparison:
         return self._checked[key]
 
     def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[TrialOfMethod]]]:
-        """The knobs of every method that do best on validation data, and what was tried.
+        """The best knobs of every method on validation rows, and all that was tried.
 
         Methods that start from another's model are tuned after it, all others side by side.
         """
         chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
         tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
         seeds = self.tune_seeds or self.seeds[:1]
-        for depth in range(1, 1 + max(len(self._way(name)) for name in chosen)):
-            names = [name for name in chosen if len(self._way(name)) == depth and self._space(name)]
+        for depth in range(1, 1 + max(len(self._lineage(name)) for name in chosen)):
+            names = [name for name in chosen if len(self._lineage(name)) == depth and self._space(name)]
             trials = {name: self._trials(name, seeds, chosen) for name in names}
             settled(itertools.chain.from_iterable(trials.values()), jobs)
             for name, tried in trials.items():
@@ -322,7 +322,7 @@ class Comparison:
         self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]], jobs: Jobs,
         lower: bool,
     ) -> None:  # fmt: skip
-        """While the edge of a grid wins, try what lies beyond it."""
+        """Tries values beyond a grid's edge as long as the edge is best."""
         for _ in range(EXTENSIONS):
             beyond = past_the_edge(best(tried, lower, name).setting, [trial.setting for trial in tried])
             more = [self._trial(len(tried) + n, name, knobs, seeds, chosen) for n, knobs in enumerate(beyond)]
@@ -332,7 +332,7 @@ class Comparison:
             tried += more
 
     def _widen(self, chosen: dict[str, dict[str, Any]], jobs: Jobs) -> None:
-        """While a candidate at the edge of what a method tries by itself is chosen, it is given more to try."""
+        """Extends a method's own candidates as long as a candidate at their edge is chosen."""
         for name in self._needed():
             for _ in range(EXTENSIONS):
                 config = self._config(name, self.seeds[0], chosen)
@@ -430,13 +430,13 @@ def _bare(stage: dict[str, Any], where: str) -> Method:
 
 
 def default_methods(data: Any) -> tuple[str, ...]:
-    """What is compared if nobody says: with a group column also what groups can gain."""
+    """The default methods; with a group column, group methods are included."""
     grouped = isinstance(data, dict) and data.get("group")
     return (*DEFAULT_METHODS, *GROUP_METHODS) if grouped else DEFAULT_METHODS
 
 
 def tune_seeds(asked: Any, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """The seeds that a trial is run with: so many of the first, all, or those listed."""
+    """The seeds of a trial: the first few, all, or those listed."""
     if asked == "all":
         return seeds
     return seeds[:asked] if isinstance(asked, int) else tuple(asked)

@@ -1,4 +1,4 @@
-"""What a comparison does where nobody says: metric, model, methods and how they are fitted, settled by the data.
+"""The defaults of a comparison: metric, model, methods and how each is fitted, decided from the data.
 
 Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
 FedAvg with steps that cannot overshoot, language models in a number of rounds that takes minutes. Under privacy nothing
@@ -55,7 +55,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class Settled:
-    """What was settled, and why."""
+    """The settled defaults, and the reasons."""
 
     base: dict[str, Any] = field(default_factory=dict)
     methods: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Settled:
 
 
 def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, split: Split) -> Settled:
-    """From what was said (`base`, `methods`: perhaps none) and the data, encoded for the first seed's split."""
+    """Settles defaults from the user's values (`base`, `methods`, maybe empty) and the first seed's encoded data."""
     about, why = population.about, ""
     language = about["task"] == "language"
     base = {"safe_steps": not language, **base}  # clipping every gradient takes longer, and no rate overshoots here
@@ -138,7 +138,7 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
 
 
 def _by_changes(base: dict[str, Any]) -> bool:
-    """Whether models are trained by changes: noise is made for them, and so are robust rules."""
+    """Whether models must be trained by changes, because noise and robust rules act on changes."""
     return bool(base.get("privacy") or base.get("robust"))
 
 
@@ -150,13 +150,13 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: About, rows: A
     solvable = head is not None and about.get("input", "table") == "table"
     linear = solvable and task.network.is_linear
     private = _by_changes(base)
-    exact = linear and not private and not getattr(task, "hinge", False)
+    exact = linear and not private and task.smooth
     methods = asked
     if not methods:
         rows, columns = head.coefficients(task.init(0)).shape if head is not None else (1, 0)
         few = head is not None and max(rows - 1, 1) * columns <= Mixed.needs.coefficients
         methods = tuple(name for name in (LINEAR if exact else NETWORK) if name != "mixed" or few)
-        if solvable and not exact and not private and few and not getattr(task, "hinge", False):
+        if solvable and not exact and not private and few and task.smooth:
             methods = (*methods, "mixed")
         if (base.get("data") or {}).get("group"):
             methods = (*methods, *GROUPS)

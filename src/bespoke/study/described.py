@@ -1,4 +1,4 @@
-"""What compare.json says of an experiment, its data and its methods, read off what they declare."""
+"""Describes an experiment, its data and its methods for compare.json, from what the methods declare."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def described(experiment: Experiment, protocol: dict[str, Any]) -> CompareRecord
 
 
 def stateful(method: type[Method]) -> bool:
-    """Whether clients, or the server about single clients, remember anything from round to round."""
+    """Whether clients, or the server about single clients, keep state between rounds."""
     return (method.init_private, method.unicast) != (Method.init_private, Method.unicast)
 
 
 def cautions(planned: Iterable[Experiment]) -> list[str]:
-    """A word where clients that are to remember something seldom or never train, once for all to whom it applies."""
+    """Warns when a stateful method runs with clients that rarely or never train; one warning for all methods."""
     found: dict[str, list[str]] = {}
     for experiment in planned:
         method, trained = experiment.stages[-1].method, len(experiment.split.train.clients)

@@ -1,6 +1,6 @@
-"""A search with Optuna: TPE suggests settings, a pruner gives up the hopeless, the study lies in SQLite.
+"""Searches with Optuna: TPE suggests settings, a pruner stops bad trials, the study is stored in SQLite.
 
-Akiba et al., Optuna, KDD 2019. Only this process asks and tells; the runs go on elsewhere (jobs.py) and send their
+Akiba et al., Optuna, KDD 2019. Only this process asks and tells; the runs go on elsewhere (scheduler.py) and send their
 learning curves here. What TPE suggests for a trial is a function of (seed, number of the trial, trials before it), so a
 search that was interrupted goes on, one run at a time to the same settings. Needs the extra `tune`.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bespoke.errors import UserError, needs_extra, unknown
-from bespoke.experiment.search_space import Range, Setting, Space
+from bespoke.experiment.search_space import KnobValues, Range, Space
 from bespoke.randomness import mix
 from bespoke.records import RunRecord
 from bespoke.study.scheduler import Job, Jobs
@@ -30,7 +30,7 @@ class Search:
 
     def __init__(
         self, folder: Path, space: Space, seed: int, lower_is_better: bool, pruner: str, rounds: int,
-        made: Callable[[int, Setting], Trial],
+        made: Callable[[int, KnobValues], Trial],
     ) -> None:  # fmt: skip
         try:
             import optuna
@@ -54,13 +54,13 @@ class Search:
             raise UserError(
                 f"{path} is damaged, or of another version of Optuna ({reason}); remove it and resume"
             ) from None
-        self.told: dict[int, Any] = {}  # optuna's trials that are going on
+        self.running: dict[int, Any] = {}  # optuna's trials that are going on
         self.trials: dict[int, Trial] = {}
         self.owner: dict[Path, int] = {}
         self.started: set[Path] = set()
 
     def search(self, count: int, jobs: Jobs, seeds: int = 1) -> list[Trial]:
-        """Try so many settings in all, those of before included."""
+        """Tries this many settings in total, earlier ones included."""
         states = self.optuna.trial.TrialState
         for old in self.study.get_trials(deepcopy=False):
             if old.state == states.RUNNING and set(old.params) != set(self.space):  # killed while it was asked
@@ -69,21 +69,21 @@ class Search:
                 continue
             trial = self._enter(old.number, old.params)
             if old.state == states.RUNNING:  # interrupted: goes on with what its folders hold
-                self.told[old.number] = self.optuna.trial.Trial(self.study, old._trial_id)
+                self.running[old.number] = self.optuna.trial.Trial(self.study, old._trial_id)
             else:
                 trial.values = old.user_attrs.get("values", [])
                 trial.pruned = old.user_attrs.get("pruned", False)
                 self._check(trial)
 
         def source() -> Job | None:
-            for number in self.told:
+            for number in self.running:
                 job = self._next_seed(number)
                 if job:
                     return job
             return None if len(self.trials) >= count else self._next_seed(self._ask())
 
-        left = max(count - len(self.trials), 0) + len(self.told)
-        jobs.run(source, self._done, left * seeds, self._judge)
+        remaining = max(count - len(self.trials), 0) + len(self.running)
+        jobs.run(source, self._done, remaining * seeds, self._judge)
         return [self.trials[number] for number in sorted(self.trials)]
 
     def _check(self, trial: Trial) -> None:
@@ -110,7 +110,7 @@ class Search:
         seed = int(mix("tune", self.seed, number)) & 0x7FFFFFFF
         self.study.sampler = self.optuna.samplers.TPESampler(seed=seed)
         asked = self.study.ask({key: self._distribution(entry) for key, entry in self.space.items()})
-        self.told[asked.number] = asked
+        self.running[asked.number] = asked
         self._enter(asked.number, asked.params)
         return int(asked.number)
 
@@ -121,9 +121,9 @@ class Search:
             return kind(entry.low, entry.high, log=entry.log)
         return made.CategoricalDistribution([_as_choice(value) for value in entry])
 
-    def _setting(self, params: dict[str, Any]) -> Setting:
+    def _setting(self, params: dict[str, Any]) -> KnobValues:
         """Values of the space again: a list or a table is a text in the study."""
-        setting: Setting = {}
+        setting: KnobValues = {}
         for key, entry in self.space.items():
             found = params[key]
             setting[key] = found if isinstance(entry, Range) else next(v for v in entry if _as_choice(v) == found)
@@ -131,9 +131,9 @@ class Search:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
     def _next_seed(self, number: int) -> Job | None:
-        """The trial's next run, if it is not ended and none of its runs is going on."""
+        """The next run of a trial, if the trial has not ended and none of its runs is running."""
         trial = self.trials[number]
-        if number not in self.told or len(trial.values) == len(trial.jobs):
+        if number not in self.running or len(trial.values) == len(trial.jobs):
             return None
         job = trial.jobs[len(trial.values)]
         if job.path in self.started:
@@ -142,14 +142,14 @@ class Search:
         return job
 
     def _judge(self, job: Job, rounds: int, value: float) -> bool:
-        """Is a run worth going on with? Runs of further seeds are compared with others' runs of the same seed."""
+        """Decides whether a run should continue. Runs of further seeds are compared with runs of the same seed."""
         number = self.owner[job.path]
-        trial, told = self.trials[number], self.told[number]
+        trial, running = self.trials[number], self.running[number]
         whole = sum(stage.get("rounds", 0) for stage in job.config.stage)
         step = trial.jobs.index(job) * whole + rounds
         if step not in self.study.get_trials(deepcopy=False)[number].intermediate_values:  # of before an interruption
-            told.report(value, step)
-        return rounds == whole or not told.should_prune()  # the last point: the run is as good as done
+            running.report(value, step)
+        return rounds == whole or not running.should_prune()  # the last point: the run is as good as done
 
     def _done(self, job: Job, result: RunRecord | None) -> None:
         number = self.owner[job.path]
@@ -159,14 +159,14 @@ class Search:
         diverged = trial.values[-1] is None
         if len(trial.values) < len(trial.jobs) and not diverged:
             return
-        told = self.told.pop(number)
-        told.set_user_attr("values", trial.values)
-        told.set_user_attr("pruned", trial.pruned)
+        running = self.running.pop(number)
+        running.set_user_attr("values", trial.values)
+        running.set_user_attr("pruned", trial.pruned)
         if trial.validation is None:
             # pruned, not failed, also when it diverged: TPE passes over failed trials and would come back to the place
-            self.study.tell(told, state=self.optuna.trial.TrialState.PRUNED)
+            self.study.tell(running, state=self.optuna.trial.TrialState.PRUNED)
         else:
-            self.study.tell(told, trial.validation)
+            self.study.tell(running, trial.validation)
 
 
 def _pruner(optuna: Any, name: str, rounds: int) -> Any:

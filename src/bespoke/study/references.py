@@ -1,4 +1,4 @@
-"""What every comparison is held against: a constant prediction, and the same model fitted to all rows in one place.
+"""The references of every comparison: a constant prediction, and the same model fitted to all rows in one place.
 
 Neither is federated. Both are a shared model that a run begins with instead of a fresh one, so that they are chosen,
 scored and kept as any other.
@@ -42,7 +42,7 @@ def references_for(experiment: Experiment) -> list[str]:
         return ["constant"] if _bias(task.init(0)) else []
     if about.get("input", "table") != "table" or task.linear() is None:
         return []
-    return ["constant"] if getattr(task, "hinge", False) else ["constant", "pooled"]
+    return ["constant", "pooled"] if task.smooth else ["constant"]
 
 
 def constant(experiment: Experiment) -> Params:
@@ -55,7 +55,7 @@ def constant(experiment: Experiment) -> Params:
     v = torch.zeros_like(task.linear().coefficients(params))
     if task.kernel_of() == "squares":
         v[0, 0] = y.double().mean()
-    elif getattr(task, "hinge", False):
+    elif not task.smooth:
         v[0, 0] = 1.0 if y.double().mean() >= 0.5 else -1.0
     else:
         counts = torch.bincount(y.long(), minlength=len(v)).double()
@@ -71,7 +71,7 @@ def _bias(params: Params) -> str:
 
 
 def _unigram(experiment: Experiment, params: Params) -> Params:
-    """How often each token of the training rows occurs, whatever stands before it."""
+    """The frequency of each token in the training rows, without context."""
     name = _bias(params)
     tokens = _rows(experiment.split.train)["y"].long().flatten()
     counts = torch.bincount(tokens[tokens != experiment.task.padding], minlength=len(params[name])).double()
@@ -82,7 +82,7 @@ def _unigram(experiment: Experiment, params: Params) -> Params:
 
 
 def pooled(experiment: Experiment) -> Params:
-    """The model fitted to all training rows; what is to be chosen is chosen on the validation rows."""
+    """The model fitted to all training rows in one place, with choices made on the validation rows."""
     return _solved(experiment) if experiment.task.network.is_linear else _trained(experiment)
 
 

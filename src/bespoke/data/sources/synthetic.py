@@ -1,4 +1,4 @@
-"""Synthetic populations: linear regression in which every client has its own weights, drawn around common ones.
+"""Synthetic populations: linear regression in which every client's weights are drawn around common weights.
 
     theta_m ~ N(theta_g, between^2),  theta_g ~ N(theta_0, between_groups^2),  theta_0 ~ N(0, 1)
     x ~ N(0, 1),  y = x . theta_m + noise * N(0, 1)

@@ -1,4 +1,4 @@
-"""TED talks in English: a talk is a client, its words in segments; groups are topics found in training text.
+"""TED talks in English: a client is a talk, its rows are segments of words; groups are topics of the training text.
 
 The four collections differ by caption format (with or without punctuation), so letters are taken in lower case, without
 punctuation, stage directions and credits. A talk that repeats another one is left out, whatever its collection: some
@@ -53,7 +53,7 @@ def load(
     at_least("ted", 0, talks=talks)
     at_least("ted", 2, clusters=clusters)
     listed = _read(find_file(FILE, "ted"))
-    chosen = Chosen(segments, length)
+    chosen = ChosenSegments(segments, length)
     for collection, title in sorted(listed, key=lambda names: text_key(f"{seed}/{names[0]}/{names[1]}")):
         chosen.take(collection, title, words_of(listed[collection, title]))
         if talks and len(chosen.kept) == talks:
@@ -111,7 +111,7 @@ def gained(kind: str, population: Population, split: Split) -> Statistics:
     return Statistics(title, ("group", "talks", "words", "all talks'", "its own", "gain"), rows)
 
 
-class Chosen:
+class ChosenSegments:
     """Talks taken one after the other, without those that repeat one taken before."""
 
     def __init__(self, segments: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Talks in English and in Spanish (mTEDx; Salesky et al. 2021): a client per talk, predicting the next word.
+"""Talks in English and in Spanish (mTEDx; Salesky et al. 2021): a client per talk, next-word prediction.
 
 Made for one question: does a method with two clusters find the two languages? So that it can only find them by their
 words, and that neither language is the rule and the other the exception, both are made alike:

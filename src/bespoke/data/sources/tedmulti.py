@@ -1,4 +1,4 @@
-"""TedMulti (Qi et al. 2018) as Motley makes clients of it: a talk in one language, predicting the next word.
+"""TedMulti (Qi et al. 2018) with Motley's clients: a client is a talk in one language; next-word prediction.
 
 `all_talks_train.tsv`, `_dev.tsv` and `_test.tsv` have a column talk_name and a column per language, with a line per
 sentence; '__NULL__' stands for a missing translation. A client is language-talk; clients of the three files train,

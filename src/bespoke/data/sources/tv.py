@@ -85,11 +85,11 @@ def load(
         lines = list(_lines(show, path, contexts == "season"))
         ranked = _characters(show, path, lines)
         roles |= {name: WITHHELD.get(rank % 6, TRAIN) for rank, name in enumerate(ranked)}
-        theirs = [line for line in lines if line.speaker in ranked]
-        usable = [line for line in theirs if long_enough(line.text)]
+        of_ranked = [line for line in lines if line.speaker in ranked]
+        usable = [line for line in of_ranked if long_enough(line.text)]
         notes.append(
-            f"{show.name}: {len(ranked)} characters with {len(theirs):,} of {len(lines):,} lines; "
-            f"{len(theirs) - len(usable):,} have fewer than {SHORTEST} words and were left out."
+            f"{show.name}: {len(ranked)} characters with {len(of_ranked):,} of {len(lines):,} lines; "
+            f"{len(of_ranked) - len(usable):,} have fewer than {SHORTEST} words and were left out."
         )
         named = {season: _context(show, season) for season in sorted({line.season for line in usable})}
         places += named.values()
@@ -138,10 +138,10 @@ def _lines(show: Show, path: Path, seasons: bool) -> Iterator[SpokenLine]:
                 if len(row) != len(header):
                     raise damaged(path, f"{len(row)} cells in line {number + 1}", f"{len(header)} as in line 1")
                 speaker, text, *season = (row[place] for place in places)
-                told = _SEASON.fullmatch(season[0]) if season else None
-                if season and not told:
+                numbers = _SEASON.fullmatch(season[0]) if season else None
+                if season and not numbers:
                     raise damaged(path, f"the season {season[0]!r} in line {number + 1}", "'1' or 'Season 1'")
-                yield SpokenLine(string.capwords(speaker), text, int(told[1]) if told else 0)
+                yield SpokenLine(string.capwords(speaker), text, int(numbers[1]) if numbers else 0)
                 number = reader.line_num
         except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
             raise damaged(path, f"{error} after line {number}", "a table with commas, UTF-8 text, as .gz") from None

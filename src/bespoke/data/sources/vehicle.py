@@ -1,4 +1,4 @@
-"""Vehicle (Duarte and Hu 2004): 23 sensors by a road tell two kinds of passing vehicles apart by sound and tremor.
+"""Vehicle (Duarte and Hu 2004): 23 roadside sensors tell two kinds of vehicles apart by sound and vibration.
 
 `vehicle.mat`, as Smith et al. 2017 and Motley use it, holds the cells X (a matrix of 50 acoustic and 50 seismic
 features per sensor) and Y (labels -1 and 1). As in Motley, sensors standardize by their own training rows, and the

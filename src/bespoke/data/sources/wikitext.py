@@ -1,4 +1,4 @@
-"""WikiText-103 (Merity et al. 2017) by page: predict the next word; groups are topics, as the titles tell them.
+"""WikiText-103 (Merity et al. 2017) by page: next-word prediction; groups are topics taken from the titles.
 
 As in Liu et al., Group Personalized Federated Learning (ICASSP 2023): a page is a client, its sentences are examples,
 and pages whose title names one of five topics make a group. The paper says neither how a title names a topic nor how
@@ -84,15 +84,15 @@ def statistics() -> list[Statistics]:
     found = _pages(_paths())
     names = [name for name, sentences in found.items() for _ in sentences]
     words = [len(sentence) for sentences in found.values() for sentence in sentences]
-    told = Population.build({"words": words}, names, group=[topic_of(name) for name in names])
-    of = np.array([told.group_of(client) for client in range(len(told))])
+    titled = Population.build({"words": words}, names, group=[topic_of(name) for name in names])
+    of = np.array([titled.group_of(client) for client in range(len(titled))])
     rows: list[list[Any]] = []
     for topic in PAPER:
         clients = np.flatnonzero((of == topic) | (topic == "all"))
         line: list[Any] = [topic, len(clients)]
         for part in (0, 1):
-            places, _ = Part(part, (TRAINED, 1 - TRAINED)).rows(told, clients)
-            line += [len(places), int(told.columns["words"][places].sum())]
+            places, _ = Part(part, (TRAINED, 1 - TRAINED)).rows(titled, clients)
+            line += [len(places), int(titled.columns["words"][places].sum())]
         rows.append(line)
     printed = [[topic, *numbers] for topic, numbers in PAPER.items()]
     return [

@@ -1,4 +1,4 @@
-"""What to know of a table before its results are believed: leaks, ids, duplicates, clients that are the same, few rows.
+"""Checks of a table before training: leaks, id columns, duplicate rows, clients that are copies, few rows.
 
 Everything is looked for on a limited number of rows of evenly chosen clients, so that it takes a fraction of a second.
 What is found is said and never acted upon.
@@ -34,7 +34,7 @@ _NAMED = re.compile(r"(?i:(^|[^a-z])(id|code|zip|zipcode|postcode|fips|sic)($|[^
 
 @dataclass(frozen=True)
 class Check:
-    """Something found in the data; `kind` is leak, id, codes, duplicates, same clients, few rows or context."""
+    """A finding in the data; `kind` is leak, id, codes, duplicates, same clients, few rows or context."""
 
     kind: str
     severity: Literal["serious", "note"]
@@ -66,7 +66,7 @@ def check(population: Population, split: Split) -> list[Check]:
 
 
 def _contexts(population: Population) -> Iterator[Check]:
-    """Clients and contexts that go together: then the two cannot be told apart."""
+    """Finds clients and contexts that coincide, so that their effects cannot be separated."""
     if "context" not in population.columns:
         return
     owner = np.repeat(np.arange(len(population)), population.sizes())
@@ -89,7 +89,7 @@ def _contexts(population: Population) -> Iterator[Check]:
 
 
 def _leaks(population: Population, split: Split, columns: dict[str, list[int]]) -> dict[str, float]:
-    """Columns that alone, and by the same rule at every client, tell the target: how much of it."""
+    """Finds columns that predict the target alone, by the same rule for every client, and how well."""
     regression = population.about.get("task") == "regression"
     classes = len(population.about.get("classes", ()))
     rows, owner = _some(split.train, CELLS // max(population.columns["x"].shape[1], classes, 1))
@@ -217,7 +217,7 @@ class _Looked:
 
     @classmethod
     def at(cls, population: Population, features: list[int]) -> _Looked:
-        """What there is to see in these features."""
+        """The findings in these features."""
         clients = _spread(np.arange(len(population)), population.sizes(), ROWS)
         sizes = population.sizes(clients)
         rows = np.repeat(population.offsets[clients] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
@@ -227,7 +227,7 @@ class _Looked:
         return cls(population, clients, owner, rows, _hashes(x.numpy()), _hashes(y.numpy()))
 
     def ids(self) -> Iterator[Check]:
-        """Whole numbers that may be no quantities: those that number rows or clients, codes, years."""
+        """Whole numbers that may be identifiers instead of quantities: row numbers, client numbers, codes, years."""
         about, clients, codes = self.population.about, len(self.clients), []
         for place in np.flatnonzero(about.get("numeric", [])).tolist():
             name = about["features"][place]
@@ -258,7 +258,7 @@ class _Looked:
             )  # fmt: skip
 
     def duplicates(self, split: Split) -> Iterator[Check]:
-        """Rows that are tested and, value for value, trained on as well: more of them than chance makes."""
+        """Query rows that also occur, value for value, among training rows, more often than by chance."""
         query = self._places([split.test.query])
         known = self._places([split.train, split.test.support])
         if not len(query) or not len(known):
@@ -277,7 +277,7 @@ class _Looked:
         )  # fmt: skip
 
     def same_clients(self) -> Iterator[Check]:
-        """Clients with the same rows in any order, at least three different ones, more of them than chance makes."""
+        """Clients with the same rows in any order, at least three different ones, more often than by chance."""
         both = _mixed(self.x * np.uint64(3) + self.y)
         _, row = np.unique(both, return_inverse=True)
         pairs = np.unique(self.owner * len(row) + row) // len(row)
@@ -310,7 +310,7 @@ class _Looked:
 
 
 def _are_copies(alike: Ints, agreeing: Ints, usual: Floats, least: float) -> bool:
-    """Whether things with the same features agree in their targets as only copies do.
+    """Whether equal features come with equal targets as often as only copies do.
 
     alike: how many others have the same features; agreeing: how many of them the same target, too; usual: how frequent
     a thing's target is, which is the share of the others that would agree by chance.
@@ -322,12 +322,12 @@ def _are_copies(alike: Ints, agreeing: Ints, usual: Floats, least: float) -> boo
 
 
 def _one_each(owner: Ints, code: Ints, clients: int) -> bool:
-    """Whether every client has one code."""
+    """Whether every client has exactly one code."""
     return len(np.unique(owner * clients + code)) == clients
 
 
 def _gaps(different: Floats) -> bool:
-    """Whether these are few numbers of several digits, far from filling their range and not round: 1101, 1102, 2301."""
+    """Whether these are few numbers with several digits and large gaps, none round: 1101, 1102, 2301."""
     few = len(different) <= 200 and different[0] >= 1000 and different[-1] < 1e6
     sparse = different[-1] - different[0] + 1 > 2 * len(different)
     return bool(few and sparse and (different % 10 == 0).mean() < 0.5)
@@ -355,7 +355,7 @@ def _mixed(values: Hashes) -> Hashes:
 
 
 def _counts(among: Hashes, of: Hashes) -> Ints:
-    """How often each of these occurs among those."""
+    """The frequency of each of these values among the others."""
     known, times = np.unique(among, return_counts=True)
     place = np.minimum(np.searchsorted(known, of), len(known) - 1)
     return np.where(known[place] == of, times[place], 0)
@@ -365,7 +365,7 @@ def _counts(among: Hashes, of: Hashes) -> Ints:
 
 
 def _few(split: Split) -> Iterator[Check]:
-    """Too few rows, or too few clients, to say much."""
+    """Warns about too few rows or clients for a reliable answer."""
     trained, tested = split.test.support.sizes(), split.test.query.sizes()
     if len(tested) < 6:
         yield Check(
@@ -386,7 +386,7 @@ def _few(split: Split) -> Iterator[Check]:
 
 
 def _some(part: Rows, most: int) -> tuple[Ints, Ints]:
-    """About so many rows of a part of the split, of evenly chosen clients, and whose each is (0, 1, ...)."""
+    """About this many rows of a part of the split, from evenly chosen clients, with the client of each (0, 1, ...)."""
     clients = _spread(part.clients, part.sizes(), most)
     rows, sizes = part.of(clients)
     return rows, np.repeat(np.arange(len(clients)), sizes)
@@ -398,5 +398,5 @@ def _spread(clients: Ints, sizes: Ints, most: int) -> Ints:
 
 
 def _percent(share: float) -> str:
-    """To a tenth, and never 100 if it is less."""
+    """A percentage to a tenth, and never 100 if it is less."""
     return "100" if share == 1 else f"{min(100 * share, 99.9):.1f}".removesuffix(".0")

@@ -29,7 +29,7 @@ def is_date(kind: Any) -> bool:
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Without the encodings that Parquet may bring: dictionaries, and texts of several kinds."""
+    """The column without Parquet's encodings: dictionaries and several kinds of texts."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
@@ -38,7 +38,7 @@ def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def fitted(column: pa.ChunkedArray, kind: ColumnKind) -> pa.ChunkedArray:
-    """A column as a schema declares it; values that do not fit are missing."""
+    """The column with its declared type; values that do not fit are missing."""
     fits: dict[str, Callable[[Any], bool]] = {
         "number": is_number, "boolean": pa.types.is_boolean, "date": is_date, "category": pa.types.is_string,
         "text": pa.types.is_string,

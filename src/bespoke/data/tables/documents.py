@@ -1,4 +1,4 @@
-"""A user's own texts by client: a table with a column of texts, or a folder of files by client.
+"""Reads a user's own texts by client: a table with a column of texts, or a folder of files by client.
 
 A text longer than `length` becomes several rows of nearly equal length, the segments of one unit, so that no text is
 half in training and half in test. What was dropped, cut or inferred is said in `about['notes']`.
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segmenting:
-    """How texts become rows; what is None is as the tokenizer has it."""
+    """How texts become rows; None means the tokenizer's default."""
 
     tokenizer: str = "words"
     pretrained: str = ""  # the model whose tokenizer is meant by "model"
@@ -39,7 +39,7 @@ class Segmenting:
     end: bool = True
 
     def settled(self, found: Tokenizer) -> TextRule:
-        """Every setting with its value."""
+        """All settings with their values."""
         rule: TextRule = {"tokenizer": self.tokenizer, "end": self.end, "least": found.least}
         if self.tokenizer == "model":
             rule["pretrained"] = self.pretrained
@@ -60,7 +60,7 @@ def open_texts(
     how: Segmenting | None = None,
     words: tuple[str, ...] | None = None,
 ) -> Population:
-    """Texts as a raw population (see data/texts.py), of which nothing is learned.
+    """Texts as a raw population (see data/texts/vocabulary.py), of which nothing is learned.
 
     `client` names a column, or several joined by commas, and `text` the column of texts; a folder needs neither.
     `context` names a column of what was around the text, kept as the column `context` with names in
@@ -122,7 +122,7 @@ def open_texts(
 
 
 def _with_texts(table: pa.Table, clients: list[str], text: str, path: Path, notes: list[str]) -> pa.Table:
-    """The rows that have a client and a text."""
+    """The rows with both a client and a text."""
     column = table[text]
     if not pa.types.is_string(column.type) and column.type != pa.null():
         raise UserError(

@@ -1,4 +1,4 @@
-"""Cells of a table as numbers to learn from: indicators of categories, parts of dates, and what is left out.
+"""Turns the cells of a table into numeric features: category indicators, parts of dates; some columns are left out.
 
 `cells_of` holds a column as it is, without learning anything: numbers, 0 and 1, seconds since 1970, or the place of a
 text in a list of levels; NaN where the value is missing. `learned` finds a schema in training rows, `encode` makes the
@@ -91,7 +91,7 @@ def cells_of(
 
 
 def learned(raw: Population, rows: Ints, notes: list[str]) -> Schema:
-    """The schema of a table by these rows alone; whatever is left out is said in `notes`."""
+    """The schema of a table, learned from these rows only; `notes` list what is left out."""
     owner = np.searchsorted(raw.offsets, rows, side="right") - 1
     cells = raw.columns["cells"].numpy()[rows]
     columns, dropped, constant = [], set(), []
@@ -158,7 +158,7 @@ def _learned(entry: RawColumn, cells: Floats, owner: Ints, clients: int, notes: 
 
 
 def declare(raw: Population) -> Schema:
-    """The schema of a public table by all of its rows, with the ranges, means and deviations of its numbers."""
+    """The schema of a public table from all of its rows, with ranges, means and deviations of its numbers."""
     found, cells = learned(raw, np.arange(raw.rows), []), raw.columns["cells"].numpy()
     places = {entry["name"]: place for place, entry in enumerate(raw.about["columns"])}
     columns = []
@@ -193,7 +193,7 @@ def _span(values: Any) -> tuple[float, float] | None:
 
 
 def encode(raw: Population, schema: Schema, notes: Sequence[str] = ()) -> Population:
-    """A table as features and target; `notes`: how the schema came about."""
+    """A table as features and target; `notes` say where the schema came from."""
     known = {entry["name"]: (place, entry.get("levels", ())) for place, entry in enumerate(raw.about["columns"])}
     cells = raw.columns["cells"].numpy()
     built: list[Feature] = []
@@ -264,7 +264,7 @@ def _dates(column: Column, seconds: Floats) -> list[Feature]:
 
 
 def _indicators(column: Column, cells: Floats, levels: Sequence[str]) -> list[Feature]:
-    """One for each category; values that are none of them share one, if there is one, and are nothing otherwise."""
+    """One indicator per category. Unknown values share one, if it exists, and are all zeros otherwise."""
     shown = {name: place for place, name in enumerate(column.categories)}
     places = np.array([*(shown.get(name, len(shown)) for name in levels), -1])  # the last: missing
     place = places[np.where(np.isnan(cells), -1, np.nan_to_num(cells)).astype(np.int64)]

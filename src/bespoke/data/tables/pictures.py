@@ -1,4 +1,4 @@
-"""A user's own pictures by client: a folder of image files, with classes as folders or a table of labels.
+"""Reads a user's own pictures by client: a folder of image files, labelled by folders or by a table.
 
     photos/anna/cat/1.png              client "folder", target "folder": the client's folder, in it one for each class
     photos/anna/1.png, labels.csv      target "kind": a column of the one table in photos/, whose column `file` names
@@ -43,14 +43,14 @@ def open_pictures(
     """Pictures as a population. size: (lines, columns), or one number for both; default: as all of them are."""
     path, notes = Path(path), list[str]()
     files = _files(path, notes)
-    table, who, what = _labelled(path, files, client, target, notes)
-    table = drop_unusable(table, [who], what, path, notes)
-    ids, code = clients_of(table, [who], path)
+    table, column, what = _labelled(path, files, client, target, notes)
+    table = drop_unusable(table, [column], what, path, notes)
+    ids, code = clients_of(table, [column], path)
     y, inferred, levels = target_of(table[what], what, task, notes)
     rows, more = _read(path, table["file"].to_pylist(), size, colour, notes)
     about: About = {
-        "name": path.resolve().name, "title": f"{path.resolve().name}: {what} of pictures by {who}", "task": inferred,
-        "target": what, "licence": "the user's own", "notes": notes,
+        "name": path.resolve().name, "title": f"{path.resolve().name}: {what} of pictures by {column}",
+        "task": inferred, "target": what, "licence": "the user's own", "notes": notes,
         "standardize": {"features": "none", "target": inferred == "regression"},
     }  # fmt: skip
     learned = ["the size and colour of pictures"] if size is None or colour is None else []
@@ -79,7 +79,7 @@ def _files(path: Path, notes: list[str]) -> list[str]:
 
 
 def _labelled(path: Path, files: list[str], client: str, target: str, notes: list[str]) -> tuple[pa.Table, str, str]:
-    """A row for each picture: its file, its client and its target; and what these two are called."""
+    """One row per picture with its file, client and target, and the names of these two columns."""
     parts = [PurePosixPath(file).parts for file in files]
     levels = (client == FOLDER) + (target == FOLDER) + 1
     # the class is the folder that a picture lies in, so that nothing may lie between it and the client's

@@ -1,4 +1,4 @@
-"""A CSV, text, JSON Lines or Parquet file as an Arrow table, however it is delimited, encoded or compressed."""
+"""Reads a CSV, text, JSON Lines or Parquet file into an Arrow table and detects delimiter, encoding and compression."""
 
 from __future__ import annotations
 

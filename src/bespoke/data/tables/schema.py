@@ -1,4 +1,4 @@
-"""What is known of a table before it is learned from: its columns' kinds, categories, ranges, and the target's classes.
+"""The schema of a table, known before learning: kinds of columns, categories, ranges, and the target's classes.
 
 A schema is a file the user gives (JSON or TOML), or it is learned from training rows. What a schema declares is not
 learned. As a file:
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Schema:
-    """All that the encoding of a table goes by."""
+    """All that the encoding of a table needs to know."""
 
     columns: tuple[Column, ...]
     target: Target
@@ -102,7 +102,7 @@ class Schema:
 
     @classmethod
     def read(cls, path: Path) -> Schema:
-        """From a JSON or TOML file, or a clear word on what is wrong with it."""
+        """Reads a JSON or TOML file, or explains what is wrong with it."""
         return cls.of(read_declared(path), str(path))
 
     @classmethod

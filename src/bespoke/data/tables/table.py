@@ -1,4 +1,4 @@
-"""A user's own table, CSV or Parquet, as a population: say which column is the client and which the target.
+"""Reads a user's own table (CSV or Parquet) as a population, given its client and target columns.
 
 Numbers stay numbers; booleans become 0 and 1; categories become indicators; dates become year, month, weekday and days.
 Whatever is inferred, left out or dropped is said in `about['notes']`.
@@ -188,7 +188,7 @@ def drop_unusable(table: pa.Table, clients: list[str], target: str, path: Path, 
 
 
 def clients_of(table: pa.Table, columns: list[str], path: Path) -> tuple[NDArray[Any], Ints]:
-    """The different client ids, two or more of several rows, and each row's place among them."""
+    """The client ids, at least two with several rows, and each row's position among them."""
     names, code = levels_of(table[columns[0]], [""])
     for column in columns[1:]:
         more, other = levels_of(table[column], [""])
@@ -243,7 +243,7 @@ def labels_of(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 def _with_group(table: pa.Table, group: str, chosen: list[str], code: Ints, notes: list[str]) -> list[str]:
-    """The features with the group, which is known for every client; without it where it tells every client apart."""
+    """The features with the group added, unless the group identifies every client."""
     groups = len(np.unique(levels_of(table[group], [""])[1]))
     if groups == len(np.unique(code)):
         notes.append(f"Left out: the group column {group} is different for every client.")

@@ -1,4 +1,4 @@
-"""Features of a column of texts: TF-IDF, as scikit-learn's TfidfVectorizer with sublinear_tf=True computes it.
+"""TF-IDF features of a text column, computed like scikit-learn's TfidfVectorizer with sublinear_tf=True.
 
 A row's value of word j is (1 + ln c_j) (1 + ln((1 + n) / (1 + n_j))), where c_j counts the word in the row's text, n
 the training rows and n_j those that have the word; then the values of a row are divided by their norm. Words are the

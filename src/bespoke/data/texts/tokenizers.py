@@ -1,4 +1,4 @@
-"""How a text becomes pieces: words, characters, or the pieces of a Hugging Face tokenizer by folder."""
+"""Tokenizers: words, characters, or a Hugging Face tokenizer from a folder."""
 
 from __future__ import annotations
 

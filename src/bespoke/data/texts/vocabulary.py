@@ -1,4 +1,4 @@
-"""Texts by client as rows of surface words, and the vocabulary that training rows give them.
+"""Texts by client as rows of surface words, and the vocabulary learned from training rows.
 
 `population` keeps texts as they are read and learns nothing: column `pieces` (rows, length) holds surface ids, 0 where
 the text is over, and `about["pieces"]` the distinct surface words (word i has the id i + 1). `encode` makes the
@@ -99,7 +99,7 @@ def learned(raw: Population, rows: Ints) -> tuple[str, ...]:
 
 
 def said(raw: Population, words: Sequence[str], rows: Ints) -> str:
-    """What there is to know of a vocabulary: its size, and how much of these rows it covers."""
+    """Facts about a vocabulary: its size, and how much of these rows it covers."""
     counts = counted(raw, rows)
     missed = counts.total() - sum(counts[word] for word in words)
     text = raw.about["text"]

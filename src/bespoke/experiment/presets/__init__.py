@@ -1,4 +1,4 @@
-"""Presets: what a paper tried, what it held fixed, and what it found best, as TOML files.
+"""Presets in TOML files: the values a paper tried, the values it fixed, and the best values it found.
 
 A preset has no data. `grid`, `knobs` and `best` are tables by method; `entries` are entries of a comparison, by label,
 which says what is trained before a method (a warm start), and hold where the comparison's methods name them;

@@ -1,4 +1,4 @@
-"""Zeroing and adaptive clipping before the mean: TensorFlow Federated's `robust_aggregator`, as in Motley's FedAvg.
+"""Zeroing and adaptive clipping before the mean, as in TensorFlow Federated's `robust_aggregator` (Motley's FedAvg).
 
 A client's change x is w_k - w, without its weight. Two bounds follow quantiles of the clients' norms by the geometric
 update of Andrew et al. (Differentially Private Learning with Adaptive Clipping, NeurIPS 2021), here without noise:

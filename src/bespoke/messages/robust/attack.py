@@ -1,4 +1,4 @@
-"""Attacks as part of a simulation: what a robust rule is to be measured by.
+"""Simulated attacks, against which robust rules are measured.
 
 - label-flip: the attackers' rows have other targets: class c becomes (classes - 1 - c), a number is mirrored at the
   mean of all training rows. They train honestly on these.
@@ -78,7 +78,7 @@ def honest(split: Split, bad: Ints) -> Split:
 
 
 def attacked(period: Period, bad: Ints, kind: str, moved: Callable[[Split, Population], Split]) -> Period:
-    """A period's rows and split under attack; `moved`: makes the same split of a population with other columns."""
+    """A period's rows and split under attack; `moved` makes the same split for changed columns."""
     population, split = period.population, period.split
     if kind == "label-flip":
         population = flipped(population, split, bad)
@@ -136,7 +136,7 @@ def colluding(held: Messages, bad: Tensor) -> Tree:
 
 
 def little(found: Tree, factor: float | None) -> dict[str, Params]:
-    """What all attackers of a row send: mean - z deviation of theirs."""
+    """The message of all attackers of a row: mean - z * deviation of their own changes."""
     new: dict[str, Params] = {}
     for name, block in found.items():
         many = block["bad"].clamp(min=1)
@@ -150,16 +150,19 @@ def little(found: Tree, factor: float | None) -> dict[str, Params]:
 
 
 def _z(clients: int, bad: int) -> float:
-    """The paper's z: so many deviations away, that a majority still looks further away than the attackers."""
+    """The paper's z: so many deviations that a majority of honest clients is further from the mean than attackers."""
     if not 0 < bad < clients:
         return 0.0
     missing = clients // 2 + 1 - bad
     return NormalDist().inv_cdf(min(max((clients - bad - missing) / (clients - bad), 0.5), 0.999))
 
 
-def replaced(held: Messages, form: Form, bad: Tensor, told: Tree) -> Tree:
+def replaced(held: Messages, form: Form, bad: Tensor, from_server: Tree) -> Tree:
     """What was sent, with the attackers' changes as agreed."""
-    new = {name: {path: told[name][path][block.index] for path in block.changes} for name, block in held.blocks.items()}
+    new = {
+        name: {path: from_server[name][path][block.index] for path in block.changes}
+        for name, block in held.blocks.items()
+    }
     return held.with_changes(form, new, bad)
 
 

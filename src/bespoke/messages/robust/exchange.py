@@ -1,4 +1,4 @@
-"""A robust rule as exchanges between the server and hosts that hold a cohort's messages.
+"""Robust rules as exchanges between the server and the hosts that hold a cohort's messages.
 
 What the server asks for is what it learns: `all` are the messages themselves (median, trimmed mean, Krum), `norms` a
 few numbers of each client, `sums` and `pull` sums over clients. Norm-bound scales every client's change to the median
@@ -57,7 +57,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Combined:
-    """A cohort as the method's server is to see it, what the rule did, and what it cost."""
+    """A cohort's result for the method's server, what the rule did, and what it cost."""
 
     sums: Tree
     each: Tree
@@ -71,7 +71,7 @@ class Combined:
 
 # -- what a host answers ---------------------------------------------------------------------------------------------
 def answer(held: Messages, form: Form, what: str, told: Tree) -> Tree:
-    """What these clients say, or send, when the server asks."""
+    """The clients' answer to a question of the server."""
     if what == "all":
         return {"up": held.up}
     if what == "norms":
@@ -84,7 +84,7 @@ def answer(held: Messages, form: Form, what: str, told: Tree) -> Tree:
 
 
 def _plain(held: Messages, form: Form) -> Tree:
-    """The sums as they are without a rule, and what the server sees of each."""
+    """The sums without a rule, and the values that the server sees of each client."""
     common, sums = held.blocks[COMMON], {name: value for name, value in held.up.items() if name not in form.each}
     leaves = common.sums({path: leaf.double() for path, leaf in paths(sums)})
     kept = rebuilt(sums, {path: leaves[path].to(leaf.dtype) for path, leaf in paths(sums)})
@@ -187,7 +187,7 @@ def _of_each(rule: Rule, form: Form, all_: Messages, grouped: bool) -> Combined:
 
 
 def _ruled(rule: Rule, changes: Tensor) -> tuple[Tensor, Tensor]:
-    """The change that a row's clients stand for, and which of them it was made of."""
+    """The aggregated change of a row's clients, and which clients it was made of."""
     everyone = torch.ones(len(changes), dtype=torch.bool)
     if rule.name == "median":
         return median(changes), everyone
@@ -240,7 +240,7 @@ def _of_sums(rule: Rule, form: Form, ask: Ask, clients: tuple[int, ...], grouped
 def _restored(
     form: Form, like: Tree, means: dict[str, Params], clients: dict[str, Tensor], others: Params, grouped: bool
 ) -> Tree:
-    """The sums that the method's server expects: of changes, the rule's change times the sum of their weights."""
+    """The sums that the method's server expects: for changes, the rule's change times the sum of weights."""
     found = {}
     fields = {name: value for name, value in like.items() if name not in form.each}
     for path, leaf in paths(fields):

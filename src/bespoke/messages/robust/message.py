@@ -1,4 +1,4 @@
-"""A cohort's messages taken apart for a robust rule, and put together again.
+"""Takes a cohort's messages apart for a robust rule, and puts them together again.
 
 What a rule works on is a client's change itself: a field declared as a change (`Sent.change`), divided by the weight
 that it was multiplied by, so that no client gains influence by claiming a large weight. All clients' changes count

@@ -1,4 +1,4 @@
-"""Clients whose changes are far larger than others': without a robust rule the shared model follows them."""
+"""Warns about clients whose changes are far larger than others', where no robust rule is set."""
 
 from __future__ import annotations
 

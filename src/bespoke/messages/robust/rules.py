@@ -1,4 +1,4 @@
-"""Rules that make one change of many clients' changes, some of which may be wrong on purpose.
+"""Robust aggregation rules: one change from many clients' changes, some of which may be malicious.
 
 Rows of `changes` are clients, each as one long vector; every rule gives the change that all of them stand for.
 
@@ -42,6 +42,6 @@ def krum(changes: Tensor, f: int, many: int) -> Tensor:
 
 
 def allowed(f: int | float, clients: int) -> int:
-    """How many of so many clients are taken for bad: `f`, or this part of them; Krum needs clients > 2 f + 2."""
+    """The assumed number of malicious clients: `f`, or this fraction of them. Krum needs clients > 2 f + 2."""
     asked = int(f) if f >= 1 or f == 0 else int(f * clients + 1e-9)
     return max(min(asked, (clients - 3) // 2), 0)

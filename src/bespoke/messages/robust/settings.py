@@ -1,4 +1,4 @@
-"""The [robust] and [attack] tables of an experiment, and what does not go together."""
+"""The [robust] and [attack] tables of an experiment, and the combinations that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_CLIENT = ("multi-krum", "norm-bound")  # rules that leave out or scale client
 
 
 class RobustConfig(BaseModel):
-    """One change made of many clients' changes, some of which may be wrong on purpose."""
+    """Robust aggregation: one change from many clients' changes, some of which may be malicious."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -38,7 +38,7 @@ class RobustConfig(BaseModel):
 
 
 class AttackConfig(BaseModel):
-    """Clients that do harm, to measure what it costs the others."""
+    """Simulated malicious clients, to measure their cost to honest clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -69,7 +69,7 @@ def check_robust(robust: RobustConfig, where: str) -> None:
 
 
 def check_attack(attack: AttackConfig, where: str) -> None:
-    """Refuse what cannot be."""
+    """Refuses impossible attacks."""
     if isinstance(attack.clients, float) and not 0 < attack.clients < 1:
         raise UserError(f"{where}: attack.clients = {attack.clients:g}: a part of the clients between 0 and 1, or ids")
     if attack.clients == []:
@@ -117,7 +117,7 @@ def equal_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]], wher
 
 
 def shown(method: Method, robust: RobustConfig | None) -> dict[str, Reveal]:
-    """What leaves a client, and what the server learns of it, under a rule."""
+    """The fields that leave a client, and what the server learns of them, under a rule."""
     declared, changed = reveals(method.uplink), changes(method.uplink)
     if robust is None or not changed:
         return declared

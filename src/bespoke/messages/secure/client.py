@@ -1,4 +1,4 @@
-"""Secure sums: a client. It trusts nobody but the directory of identities, and enforces its own limits."""
+"""The client of secure sums. It trusts only the directory of identities, and enforces its own limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Attempt:
 
 @dataclass
 class Client:
-    """A member of secure sums. Keep `spent` where it survives a restart: on it depends that no round is told twice."""
+    """A member of secure sums. Keep `spent` across restarts: it ensures that no round is answered twice."""
 
     name: str
     identity: Identity
@@ -73,7 +73,7 @@ class Client:
                 f"where client {self.name!r} asks for a threshold of {wanted} and at least {self.least} clients"
             )
         self.attempt = made = _Attempt(terms, terms.digest, terms.members.index(self.name), Kind.SHARES)
-        return self._say(made, Kind.KEYS, made.for_shares.public + made.for_masks.public)
+        return self._message(made, Kind.KEYS, made.for_shares.public + made.for_masks.public)
 
     def shares(self, message: bytes) -> bytes:
         """Verify everybody's keys and share both secrets among their owners."""
@@ -98,10 +98,10 @@ class Client:
             for them in at.keys
             if them != at.me
         }
-        return self._say(at, Kind.SHARES, commitment_to(at.seed, at.me, at.digest) + addressed(sealed))
+        return self._message(at, Kind.SHARES, commitment_to(at.seed, at.me, at.digest) + addressed(sealed))
 
     def masked(self, message: bytes, values: Floats) -> bytes:
-        """The numbers under all masks: once for a round, whatever happens afterwards."""
+        """The numbers under all masks. They are sent once per round, whatever happens afterwards."""
         at = self._at(Kind.MASKED, Kind.CONSENT)
         if len(values) != at.terms.numbers:
             raise Refused(f"round {at.terms.round}: {len(values):,} numbers, where {at.terms.numbers:,} were agreed on")
@@ -121,7 +121,7 @@ class Client:
             if them != at.me:
                 add_mask(numbers, pair_key(at.for_masks, at.me, at.keys[them][1], them, at.digest), sign(at.me, them))
         self.spent = at.terms.round
-        return self._say(at, Kind.MASKED, numbers_to_bytes(numbers))
+        return self._message(at, Kind.MASKED, numbers_to_bytes(numbers))
 
     def consent(self, message: bytes) -> bytes:
         """Agree to the survivors: those whose numbers are added up."""
@@ -131,7 +131,7 @@ class Client:
             raise Refused(f"round {at.terms.round}: survivors without client {self.name!r}, or who shared no secrets")
         at.terms.enough(len(survivors), "sent their numbers")
         at.survivors = survivors
-        return self._say(at, Kind.CONSENT, at.view + members_to_bytes(survivors))
+        return self._message(at, Kind.CONSENT, at.view + members_to_bytes(survivors))
 
     def reveal(self, message: bytes) -> bytes:
         """Give one share of each member, when enough survivors have consented to the same survivors."""
@@ -144,10 +144,10 @@ class Client:
             consents.add(found.sender)
         at.terms.enough(len(consents), "consented")
         given = {them: held[1 if them in at.survivors else 0] for them, held in at.shares.items()}
-        return self._say(at, Kind.REVEALED, addressed(given))
+        return self._message(at, Kind.REVEALED, addressed(given))
 
     def _at(self, step: Kind, after: Kind | None) -> _Attempt:
-        """The attempt, if this step is the next one; a step that fails ends it, so that none is answered twice."""
+        """The attempt, if this is its next step. A failed step ends the attempt, so that none is answered twice."""
         at, self.attempt = self.attempt, None
         if at is None or at.next != step:
             raise Refused(f"client {self.name!r} is asked for a step that is not the next one")
@@ -155,7 +155,7 @@ class Client:
             at.next = after
         return at
 
-    def _say(self, at: _Attempt, kind: Kind, body: bytes) -> bytes:
+    def _message(self, at: _Attempt, kind: Kind, body: bytes) -> bytes:
         self.attempt = at if kind is not Kind.REVEALED else None
         return signed(kind, at.me, body, at.digest, self.identity)
 

@@ -1,4 +1,4 @@
-"""Fixed point modulo 2^64: numbers as whole multiples of 2^-bits, so that masks cancel exactly when they are added up.
+"""Fixed point modulo 2^64: numbers become whole multiples of 2^-bits, so that masks cancel exactly in the sum.
 
 A value x becomes round(x 2^bits) modulo 2^64, negative values by their complement. The sum of n values is off by at
 most n 2^-(bits+1), for each value was rounded once; it is then written as a float64. It is right as long as the true

@@ -1,4 +1,4 @@
-"""Keys: who a client is (Ed25519), what two clients agree on (X25519), and what follows from it (HKDF, ChaCha20).
+"""Keys: identities (Ed25519), key agreement (X25519), and what is derived from it (HKDF, ChaCha20).
 
 An identity lasts; a pair of agreement keys is made for one attempt at one round and thrown away. Every derived key
 depends on the terms of the attempt and on what the key is for (`purpose`), so that none is ever used twice.
@@ -81,14 +81,14 @@ def derived(secret: bytes, terms: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=terms, info=purpose).derive(secret)
 
 
-def seal(key: bytes, message: bytes, told: bytes) -> bytes:
-    """Encrypted for whoever has the key; `told` is authenticated with it but not sent."""
-    return ChaCha20Poly1305(key).encrypt(_NONCE, message, told)
+def seal(key: bytes, message: bytes, associated: bytes) -> bytes:
+    """Encrypts for the owner of the key; `associated` is authenticated too, but not sent."""
+    return ChaCha20Poly1305(key).encrypt(_NONCE, message, associated)
 
 
-def unseal(key: bytes, sealed: bytes, told: bytes, what: str) -> bytes:
+def unseal(key: bytes, sealed: bytes, associated: bytes, what: str) -> bytes:
     try:
-        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, told)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, associated)
     except InvalidTag:
         raise Refused(f"{what} was changed on its way, or is not meant for this client and round") from None
 

@@ -1,4 +1,4 @@
-"""Masks: what a client adds to its numbers, modulo 2^64, so that nobody can read them and their sum is left as it was.
+"""Masks, modulo 2^64, that a client adds to its numbers: each number is unreadable, and the sum is unchanged.
 
 For every pair of clients u < v there is a stream of numbers that both can make: u adds it, v subtracts it, and in the
 sum of both it is gone. Each client also adds a stream of its own (its self mask). Without it, a client that was taken
@@ -11,10 +11,10 @@ from bespoke.messages.secure.fixed_point import Words
 from bespoke.messages.secure.keys import AgreementKey, derived, stream
 
 
-def pair_key(mine: AgreementKey, me: int, theirs: bytes, them: int, terms: bytes) -> bytes:
-    """The key of the stream of two clients; the same whoever of them asks."""
+def pair_key(own: AgreementKey, me: int, other: bytes, them: int, terms: bytes) -> bytes:
+    """The stream key of two clients; both compute the same key."""
     low, high = sorted((me, them))
-    return derived(mine.agree(theirs), terms, b"pairwise mask %d %d" % (low, high))
+    return derived(own.agree(other), terms, b"pairwise mask %d %d" % (low, high))
 
 
 def self_key(seed: bytes, me: int, terms: bytes) -> bytes:
@@ -22,12 +22,12 @@ def self_key(seed: bytes, me: int, terms: bytes) -> bytes:
 
 
 def sign(me: int, them: int) -> int:
-    """Whether a client adds or subtracts the stream it has with another one."""
+    """Whether a client adds or subtracts the stream that it shares with another client."""
     return 1 if me < them else -1
 
 
 def add_mask(numbers: Words, key: bytes, sign: int = 1) -> None:
-    """Add a stream to the numbers where they lie, or subtract it."""
+    """Adds a stream to the numbers in place, or subtracts it."""
     for part, words in stream(key, len(numbers)):
         if sign > 0:
             numbers[part] += words

@@ -66,7 +66,7 @@ def needed(threshold: float, members: int) -> int:
 
 @dataclass(frozen=True)
 class Terms:
-    """One attempt at a sum: what everybody has to agree on."""
+    """The terms of one attempt at a sum, on which all parties must agree."""
 
     round: int
     session: str  # drawn by the server, so that two attempts differ

@@ -1,4 +1,4 @@
-"""What the protocol refuses. A refusal is a UserError: it ends a command with a sentence, never with a traceback."""
+"""Errors of the protocol. Each is a UserError: the command ends with a sentence, not with a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bespoke.errors import UserError
 
 
 class Refused(UserError):
-    """A message, or a request, that a client or the server does not accept; who refused it gives nothing away."""
+    """A message or request that a client or the server does not accept. The refusal reveals nothing secret."""
 
 
 class TooFew(Refused):

@@ -1,4 +1,4 @@
-"""Secure sums: the server of one attempt. It passes messages on, adds up, and learns the sum of the survivors alone."""
+"""The server of one attempt at a secure sum. It forwards messages and learns only the sum of the survivors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Server:
         self.arrived.append(found.sender)
 
     def survivors(self) -> bytes:
-        """Whose numbers have arrived; later ones are not looked at any more."""
+        """The clients whose numbers have arrived; later messages are ignored."""
         self.terms.enough(len(self.arrived), "sent their numbers")
         self.arrived.sort()
         return pack(Kind.SURVIVORS, SERVER, members_to_bytes(self.arrived))

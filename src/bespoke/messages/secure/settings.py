@@ -1,4 +1,4 @@
-"""The [secure] table of an experiment, and what does not go together with secure sums."""
+"""The [secure] table of an experiment, and the combinations that are refused with secure sums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_secure(
     secure: SecureConfig, where: str, *, robust: RobustConfig | None, attack: AttackConfig | None,
     compresses: Sequence[str], dropout: float, over_select: float, sampling: str, private: bool,
 ) -> None:  # fmt: skip
-    """Refuse what does not go together; `compresses`: keys of [transform] that make messages smaller."""
+    """Refuses combinations; `compresses` are the keys of [transform] that make messages smaller."""
     if not secure.sums:
         return
     if robust is not None:

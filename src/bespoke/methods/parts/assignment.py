@@ -1,4 +1,4 @@
-"""How FedEmbed's clients come to their head: by what they like, by the nearest prototype, by a self-organising map.
+"""How FedEmbed assigns clients to heads: by liked kind, by nearest prototype, or by a self-organising map.
 
 Kohonen's map (The Self-Organizing Map, 1990) has K nodes on a grid, each a point among the embeddings. In its federated
 form the nodes go out, and a client of embedding e sends by how much it would pull each node j,
@@ -85,30 +85,30 @@ class SelfOrganizingMap:
 
     def message(self, down: Tree, embedding: Tensor) -> Tree:
         """What a client says of the map: its pull, and its clusters by the nodes in use and by those to come."""
-        coming, k = down["coming"], len(down["coming"])
-        there = nearest(embedding, coming)
+        next_nodes, k = down["coming"], len(down["coming"])
+        there = nearest(embedding, next_nodes)
         faded = 0.5 ** (down["age"] / self.halving)
         squares = _squares(k)
         near = torch.exp(-pick(squares, there) / (2 * (self.radius * faded) ** 2))
-        pull = near[:, None] * (embedding - coming)
+        pull = near[:, None] * (embedding - next_nodes)
         overlap = one_of(there, k)[:, None] * one_of(nearest(embedding, down["nodes"]), k)
         if self.update == "sums":
             return {"pull": pull, "near": near, "overlap": overlap}
-        similarity = -((embedding - pick(coming, there)) ** 2).sum()
+        similarity = -((embedding - pick(next_nodes, there)) ** 2).sum()
         return {"pull": self.lr * faded * pull, "similarity": similarity, "overlap": overlap}
 
     def learn(self, server: Tree, cohort: Cohort) -> tuple[Tree, Tensor]:
         """The map after a round, and for each new cluster the old one whose head it takes over."""
-        coming = server["coming"]
+        next_nodes = server["coming"]
         if self.update == "sums":
             rate = self.lr * 0.5 ** (server["age"] / self.halving)
             # less than a client near a node moves it by less; and noise on both sums must not throw it out
-            moved = coming + rate * cohort.sums["pull"] / cohort.sums["near"].clamp(min=1.0)[:, None]
+            moved = next_nodes + rate * cohort.sums["pull"] / cohort.sums["near"].clamp(min=1.0)[:, None]
         else:
-            moved = coming + cohort.each["pull"][cohort.each["similarity"].argmax()]
+            moved = next_nodes + cohort.each["pull"][cohort.each["similarity"].argmax()]
         overlap = cohort.sums["overlap"]
         heirs = torch.where(overlap.sum(1) > 0, overlap.argmax(1), torch.arange(len(overlap)))  # empty: its own
-        return {"nodes": coming, "coming": moved, "age": server["age"] + 1}, heirs
+        return {"nodes": next_nodes, "coming": moved, "age": server["age"] + 1}, heirs
 
 
 def _squares(k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Client optimizers: a step of local training, as torch.optim takes it. Tests hold each against torch.
+"""Client optimizers: one step of local training, as torch.optim does it. Tests compare each with torch.
 
     sgd         p <- p - lr g,  g the slope with weight_decay p added
     momentum    v <- momentum v + g;  p <- p - lr v

@@ -1,4 +1,4 @@
-"""What is shared for each context: a leaf has a row a context, moved by the clients that used it (FedPC, 2022)."""
+"""Parameters shared by context: a leaf has one row per context, moved by the clients that used it (FedPC, 2022)."""
 
 from __future__ import annotations
 

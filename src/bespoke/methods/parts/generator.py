@@ -1,4 +1,4 @@
-"""A generator of embeddings: one decoder block that reads texts (Silva et al., FedPC, 2022, Appendix A).
+"""FedPC's generator of embeddings: one decoder block that reads texts (Silva et al., FedPC, 2022, Appendix A).
 
 The embedding e asks, the words W of a text answer (LN: layer normalization, FFN: a layer of GELUs and a linear one):
 

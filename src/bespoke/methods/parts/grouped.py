@@ -1,4 +1,4 @@
-"""A model for each group of clients: what group fine-tuning and the ways to find groups have in common.
+"""One model per group of clients: shared by the group methods and the methods that find groups.
 
 The server's models lie stacked. Row 0 is nobody's in training: the common model, for clients whose group is not known.
 Rows 1, 2, ... are the groups'. A client is sent its group's row alone, and only sums over its group leave it: every

@@ -1,4 +1,4 @@
-"""A model in two parts: the last layer, its head, and the body below it."""
+"""Splits a model into two parts: the last layer (head) and the layers below it (body)."""
 
 from __future__ import annotations
 

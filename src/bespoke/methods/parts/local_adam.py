@@ -1,4 +1,4 @@
-"""Local training by Adam (Kingma and Ba, 2015): what FedPC's methods have in common.
+"""Local training by Adam (Kingma and Ba, 2015), shared by FedPC's methods.
 
 In a round a client takes K steps on batches of its own; what it shares is pulled to the round's start by FedProx's
 term. The moments are state that goes in and comes out: those of a shared part begin anew in every round, those of a

@@ -1,4 +1,4 @@
-"""Local training of a frozen language model's last layer: what the baselines of FedPC (Silva et al., 2022) share.
+"""Local training of a frozen language model's last layer, shared by the baselines of FedPC (Silva et al., 2022).
 
 A head has a number for each word and each entry of the representation: millions. One client at a time is trained, in
 memory that its steps overwrite. Adam's moments begin anew in every round: kept, they would be two more heads a client.

@@ -1,4 +1,4 @@
-"""What a client of the mixed model computes (see mixed.py), and the steps in its variances: functions of tensors."""
+"""The mixed model's client computations (see mixed.py) and its variance steps, as functions of tensors."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def moments(found: Tree, doubt: Tensor) -> Tree:
     return {"moment": torch.outer(m, m) + v + shift @ doubt @ shift.mT, "residual": residual}
 
 
-def derivatives(found: Tree, told: Tree, doubt: Tensor, noise_varies: bool) -> Tree:
+def derivatives(found: Tree, sums: Tree, doubt: Tensor, noise_varies: bool) -> Tree:
     """For Fisher scoring: twice the gradient and the expected curvature in the variances, the noise's last.
 
     Those of D_jj are w_j^2 - W_jj (+ (W C W)_jj, REML) and W_jl^2; those of s come of Sigma^-2, which is
     (I - X V X' / s)^2 / s^2.
     """
     a, v, rows = found["a"], found["v"], found["rows"]
-    w, score = told["information"], told["score"]
+    w, score = sums["information"], sums["score"]
     # of a robust client D_jj is divided by its weight, and s is not the noise of all
     part, precision = 1 / found["weight"], found["precision"]
     slope = part * (score**2 - w.diagonal() + (w @ doubt @ w).diagonal())
@@ -149,8 +149,8 @@ def log_determinant(information: Tensor) -> Tensor:
 def inverse(information: Tensor) -> Tensor:
     """The inverse on what the data can tell: indicators of all levels of a category leave directions open."""
     values, vectors = torch.linalg.eigh(information)
-    told = values > FLAT * values[-1]
-    made: Tensor = (vectors * torch.where(told, 1 / values, 0.0)) @ vectors.mT
+    known = values > FLAT * values[-1]
+    made: Tensor = (vectors * torch.where(known, 1 / values, 0.0)) @ vectors.mT
     return made
 
 

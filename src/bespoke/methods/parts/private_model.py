@@ -1,4 +1,4 @@
-"""A model of its own on every client, pulled to the shared one: what Ditto and MR-MTL have in common.
+"""A private model on every client, pulled towards the shared model: shared by Ditto and MR-MTL.
 
 Client k keeps v_k and lowers f_k(v) + (lam / 2) ||v - w||^2, w being the shared model it was sent. A client that never
 trained holds no v yet: it makes one in the same way, from w, on the rows it adapts on. With `solver = "exact"` v_k is

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the rate of a step is lr times a factor, a function of (round, step) alone.
+"""Learning-rate schedules: a step's rate is lr times a factor that depends only on (round, step).
 
 Rounds are those of the stage; the round's number comes with a client's batches, as a federation tells it with the call.
 So nothing has to be remembered, and a resumed run has the same rates. With t rounds behind (t = round - 1), warm-up

@@ -1,4 +1,4 @@
-"""One model in the server, moved by the mean of the clients' changes: what FedAvg has in common with many methods.
+"""One shared model, moved by the mean of the clients' changes: FedAvg's core, shared by many methods.
 
 Client k turns the shared model w into w_k by whatever the method does and sends its change; the server adds the mean,
 weighted by examples n_k (or uniformly), through a server optimizer: w <- w + step(sum_k n_k (w_k - w) / sum_k n_k).

@@ -1,4 +1,4 @@
-"""Compiled descent for linear models (extra `fast`: numba). A whole local epoch of many clients in one call.
+"""Compiled descent for linear models (extra `fast`, numba): one call runs a whole local epoch of many clients.
 
 Most of the time of a small model goes into the bookkeeping of its operations, not into arithmetic. These loops do an
 epoch of minibatch SGD per client in machine code, reading rows where they lie: nothing is gathered, padded or stacked.

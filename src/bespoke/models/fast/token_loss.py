@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary without going through memory again and again.
+"""Cross-entropy over a large vocabulary, computed in blocks that stay in the processor's cache.
 
 With thousands of words, half of a step's time goes into passes over (tokens x words) numbers that no cache holds: bias,
 softmax, its gradient, a field of zeros to scatter into, and the gradient of the head, as large as the head itself. Here

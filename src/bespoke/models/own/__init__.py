@@ -1,1 +1,1 @@
-"""Any nn.Module as a model: `bespoke.model` describes it, the task of it is what methods see."""
+"""Any nn.Module as a model: `bespoke.model` describes it, and methods see it as a task."""

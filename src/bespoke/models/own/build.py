@@ -1,4 +1,4 @@
-"""The task of a model of the user's own, for data that are described so."""
+"""Makes the task of a user's own model, or of a described or exported one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def described_task(network: OwnNetwork, about: About, safe: bool = False) -> Own
     return OwnClassification(network, **said, kinds=len(about.get("kinds", ())))
 
 
-def exported_task(told: dict[str, Any], about: dict[str, Any], where: str) -> OwnTask:
+def exported_task(record: dict[str, Any], about: dict[str, Any], where: str) -> OwnTask:
     """The task of an exported model."""
-    network = rebuilt(told, where)
+    network = rebuilt(record, where)
     return OwnRegression(network) if about["task"] == "regression" else OwnClassification(network)

@@ -1,4 +1,4 @@
-"""Dropout whose masks follow from a key, the same whether clients run one by one or vectorized.
+"""Dropout with keyed masks: the same masks whether clients run one by one or vectorized.
 
 A mask's entry is a hash of the key, of how many dropouts came before in the forward pass, and of its own place; so a
 batch that is padded has the same masks for its rows. Other random operations draw from torch's generator, which is

@@ -1,4 +1,4 @@
-"""`bespoke.model`: a description of a network of the user's own, by which it can be found again in other processes.
+"""`bespoke.model`: describes a user's own network by a name under which other processes can find it.
 
     net = bespoke.model(lambda: resnet18(num_classes=10), head="fc", buffers="average")
 

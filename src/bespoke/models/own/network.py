@@ -34,7 +34,7 @@ How = Literal["train", "held", "eval"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found by trying the model on a few rows; see probe.py."""
+    """Facts found by trying the model on a few rows; see probe.py."""
 
     moving: tuple[str, ...] = ()  # the buffers that training changes
     looped: str = ""  # why clients are run one by one
@@ -45,9 +45,9 @@ class Facts:
     work: int = 0  # multiply-adds of a row
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Facts:
+    def of(cls, record: Mapping[str, Any]) -> Facts:
         """From JSON."""
-        return cls(**{**told, "moving": tuple(told["moving"])})
+        return cls(**{**record, "moving": tuple(record["moving"])})
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class OwnNetwork(Network):
 
     # -- the function --------------------------------------------------------------------------------------------------
     def run(self, params: Params, batch: Params, how: How, seeded: bool = True) -> tuple[Tensor, Params]:
-        """The outputs for these rows, and the buffers as this pass leaves them (empty unless in training)."""
+        """The outputs for these rows, and the buffers after this pass (empty outside of training)."""
         tensors = self._tensors(params, how)
         self._set(how)
         self._move(batch["x"].device)
@@ -278,11 +278,11 @@ class OwnNetwork(Network):
         }  # fmt: skip
 
 
-def rebuilt(told: dict[str, Any], where: str = "[model]") -> OwnNetwork:
+def rebuilt(record: dict[str, Any], where: str = "[model]") -> OwnNetwork:
     """The network that was described so."""
-    model, options = found_model(told["model"], told["options"], where)
-    reading = Reading(told["reading"]["kind"], tuple(told["reading"]["shape"]))
-    return OwnNetwork(model, options, reading, Facts.of(told["facts"]))
+    model, options = found_model(record["model"], record["options"], where)
+    reading = Reading(record["reading"]["kind"], tuple(record["reading"]["shape"]))
+    return OwnNetwork(model, options, reading, Facts.of(record["facts"]))
 
 
 @dataclass(frozen=True, eq=False)

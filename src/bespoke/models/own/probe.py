@@ -1,4 +1,4 @@
-"""What an own model is found to be when it is tried on a few rows: before anything is trained, in words if it fails."""
+"""Tries a user's own model on a few rows before training, and explains in words what fails."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def judged(task: OwnTask, rows: Params, classes: int) -> OwnTask:
 
 
 def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
-    """Why clients cannot be vectorized; empty if they can."""
+    """The reason why clients cannot be vectorized; empty if they can."""
     network = task.network
     if network.facts.moving and network.model.buffers != "frozen":
         return "a model whose buffers change in training"
@@ -120,7 +120,7 @@ def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
 
 
 def _mixes(task: OwnTask, params: Params, batch: Params) -> bool:
-    """Whether what a row gives depends on other rows of its batch."""
+    """Whether a row's output depends on other rows of its batch."""
     alike = {name: column if name == DRAW else column[:1].expand_as(column) for name, column in batch.items()}
     modes: tuple[How, ...] = ("train", "eval")
     with torch.no_grad():
@@ -191,7 +191,7 @@ def _check_parameters(network: OwnNetwork, title: str) -> None:
 
 
 def _split(network: OwnNetwork, batch: Params, outputs: Tensor) -> str:
-    """Why the head is not the last thing that happens; empty if it is."""
+    """The reason why the head is not the last operation; empty if it is."""
     head = network.model.head
     params = dict(network._begun(0))
     try:

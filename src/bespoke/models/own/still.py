@@ -1,4 +1,4 @@
-"""BatchNorm in evaluation mode as the affine map that it is, for torch.func.
+"""BatchNorm in evaluation mode as an affine map, which torch.func can run.
 
 Its own slope under vmap is composed in Python by PyTorch's compiler, whose loading takes seconds.
 """

@@ -1,4 +1,4 @@
-"""Tasks of a network of the user's own: training mode in training, its own loss and metrics beside the usual ones."""
+"""Tasks of a user's own network: training mode in training, and optionally its own loss and metrics."""
 
 from __future__ import annotations
 

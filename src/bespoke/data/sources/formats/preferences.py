@@ -1,4 +1,4 @@
-"""Users who each like one kind of row, so that the same row has other labels for others: FedEmbed's simulated users.
+"""FedEmbed's simulated users: each likes one kind of row, so the same row has different labels for different users.
 
 Silva et al., FedEmbed, Section 4: a user has 30 rows, half of them of the kind that it likes (label 1), half of other
 kinds (label 0); 20 are for training and 10 for testing. There are fewer rows than users times 30: a row belongs to

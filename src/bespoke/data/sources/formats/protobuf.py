@@ -1,4 +1,4 @@
-"""tf.Example, the record of TensorFlow's files, read from its bytes: a map from names to lists of bytes or numbers.
+"""Reads tf.Example, the record type of TensorFlow's files: a map from names to lists of bytes or numbers.
 
 A message is a sequence of fields, each with a key (number << 3 | type) before it: 0 is a varint, 2 a length and so many
 bytes, 5 four bytes. Example { Features 1 { entry 1 { name 1, Feature 2 } } }; a Feature is a list of bytes (1), of

@@ -1,4 +1,4 @@
-"""Who trains, who is chosen on, who is tested: clients' roles as a source publishes them, a column of its rows."""
+"""Clients' roles (training, validation, test) as a source publishes them, stored as a column of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Utterances by user and context as raw rows of texts (data/texts.py): a row is the first tokens of an utterance.
+"""Utterances by user and context as raw rows of texts (data/texts/vocabulary.py), cut after a number of tokens.
 
 An utterance has three words or more, as in FedPC (Silva et al., 2022). They are counted with the tokenizer `words`,
 whichever tokenizer cuts the rows, so that every language model reads the same utterances.

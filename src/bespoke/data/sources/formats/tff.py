@@ -1,4 +1,4 @@
-"""TensorFlow Federated's files: HDF5 of earlier days, a file for each part, or SQLite, which holds all parts.
+"""Reads TensorFlow Federated's files: HDF5 (older, one file per part) or SQLite (newer, all parts in one file).
 
 HDF5: a group `examples` with a group per client, which holds an array per field. SQLite (packed as .sqlite.lzma, and
 unpacked once into ~/.cache/bespoke/decoded): a table `examples` of split_name, client_id and serialized_example_proto,

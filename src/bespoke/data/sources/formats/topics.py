@@ -1,4 +1,4 @@
-"""Topics of clients: k-means of their training text's TF-IDF vectors, named by their most typical words.
+"""Finds topics of clients by k-means of their training text's TF-IDF vectors, and names them by typical words.
 
 Vectors are projected to a few directions first (latent semantic analysis): a client has few words, and two clients of
 one topic may have few of them in common. Without it the groups found tell less of held-out text.

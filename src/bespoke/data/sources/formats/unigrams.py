@@ -1,4 +1,4 @@
-"""How much a group's own word frequencies tell of its held-out text, beside those of all clients together.
+"""Measures how well a group's own word frequencies predict its held-out text, compared with those of all clients.
 
 The cheapest language model, so the cheapest look at whether groups are worth models of their own. A group's frequencies
 are drawn towards everybody's, (count + strength * p) / (total + strength); the strength that is best on validation rows

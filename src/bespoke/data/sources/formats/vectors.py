@@ -1,4 +1,4 @@
-"""Frozen word vectors, kept in ~/.cache/bespoke/vectors under names that say what they hold.
+"""Frozen word vectors, stored in ~/.cache/bespoke/vectors in files named by their content.
 
 They are neither parameters, which travel in every round, nor columns, which would hold a word's vector as often as the
 word is said: a source keeps them here, and a model maps the file.

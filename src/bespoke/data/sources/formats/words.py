@@ -1,4 +1,4 @@
-"""Sentences as tokens, for predicting the next word: 0 pads, then the words, unknown, begin and end.
+"""Sentences as token ids for next-word prediction: 0 is padding, then the words, unknown, begin and end.
 
 As TensorFlow Federated and Motley do it: a sentence is <bos>, its first `length` words and, if it is shorter, <eos>;
 without its last token it is x, without its first y.

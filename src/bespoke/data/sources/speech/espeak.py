@@ -1,4 +1,4 @@
-"""Speech by espeak-ng, and new voices between its own: a voice is numbers, and numbers can be interpolated.
+"""Speech by espeak-ng, with new voices interpolated between its own: a voice is a set of numbers.
 
 The library is the one in the package espeakng-loader (extra `speech`), or the system's (Debian: libespeak-ng1). A voice
 file is lines of a name and numbers: pitch and its range in Hz; frequency, height, width (in percent of the language's)
@@ -48,9 +48,9 @@ class Espeak:
     def __init__(self) -> None:
         self.library, folder = _library()
         self.pieces: list[Sound] = []
-        self.heard = _Callback(self._hear)  # the library holds but a pointer: kept as long as it may call
+        self.callback = _Callback(self._collect)  # the library holds but a pointer: kept as long as it may call
         rate = self.library.espeak_Initialize(_SYNCHRONOUS, 0, folder, _DO_NOT_EXIT)
-        self.library.espeak_SetSynthCallback(self.heard)
+        self.library.espeak_SetSynthCallback(self.callback)
         self.library.espeak_Info.restype = ctypes.c_char_p
         data = ctypes.c_char_p()
         self.version = self.library.espeak_Info(ctypes.byref(data)).decode().split()[0]
@@ -67,7 +67,7 @@ class Espeak:
     def __exit__(self, *_: object) -> None:
         self.library.espeak_Terminate()
 
-    def _hear(self, samples: Any, count: int, _events: Any) -> int:
+    def _collect(self, samples: Any, count: int, _events: Any) -> int:
         if samples and count > 0:
             self.pieces.append(np.ctypeslib.as_array(samples, (count,)).copy())
         return 0
@@ -91,7 +91,7 @@ class Espeak:
             if refused:
                 raise UserError(f"espeak-ng {self.version} did not take a voice of its own language file and {voice}")
 
-    def say(self, text: str) -> Sound:
+    def speak(self, text: str) -> Sound:
         """What it sounds like, at RATE."""
         self.pieces.clear()
         if hasattr(self.library, "espeak_ng_SetRandSeed"):
@@ -137,7 +137,7 @@ def mixed(voices: Mapping[str, Voice], shares: Mapping[str, float]) -> Voice:
     if abs(sum(shares.values()) - 1) > 1e-9 or min(shares.values()) < 0:
         raise ValueError(f"shares have to be positive and sum to one: {dict(shares)}")
     return {
-        name: tuple(sum(share * voices[who][name][i] for who, share in shares.items()) for i in range(len(neutral)))
+        name: tuple(sum(share * voices[voice][name][i] for voice, share in shares.items()) for i in range(len(neutral)))
         for name, neutral in NEUTRAL.items()
     }
 

@@ -1,4 +1,4 @@
-"""Sound as pictures, in decibels, a byte each: one second at 8 kHz becomes 39 frames of 24 mel bands.
+"""Sound as spectrograms in decibels, one byte per value: one second at 8 kHz becomes 39 frames of 24 mel bands.
 
 A frame is 256 samples (32 ms) under a periodic Hann window; frames begin 200 samples (25 ms) apart. Power is scaled so
 that a sine of amplitude 1 in the middle of a bin of the Fourier transform has power 1 there (0 dB). Bands are triangles

@@ -1,4 +1,4 @@
-"""Speech Commands (Warden 2018): spoken words of one second, as a wake-word task. Was it the wake word, or another?
+"""Speech Commands (Warden 2018): spoken words of one second. The task is to detect a wake word.
 
 Read from a table of the test set (`word`, `speaker`, `clip`, `mulaw_8khz`: 8,000 mu-law bytes) or from the published
 folders (`clips/<word>/<speaker>_nohash_<n>.wav`, 16 kHz, and `clips/_background_noise_`, cut into seconds); a clip
@@ -55,7 +55,7 @@ DEVICES = {"A": 0.30, "B": 0.25, "C": 0.20, "D": 0.15, "E": 0.10}  # of the clip
 SILENT_ALARM = ("A", "C")  # types without the state alarm
 PICTURES_FORMAT = 1  # of kept pictures: another way to make them gets another number
 Layout = Literal["table", "folders"]
-Heard = tuple[list[str], list[str], list[str], Floats]  # words, speakers, names and sound of clips
+ClipsRead = tuple[list[str], list[str], list[str], Floats]  # words, speakers, names and sound of clips
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def load(
     device = device_types(clips)
     owner, kept = _speakers(clips, least) if clients == "speakers" else _dealt(clips, device, per_device)
     state = usual_state(clips, device) if states else np.zeros(len(clips), np.int64)
-    said = clips.words == wake_word
+    is_wake_word = clips.words == wake_word
     about = describe(
         SOURCE,
         input="spectrogram",
@@ -98,11 +98,11 @@ def load(
         features=[f"frame {frame}, band {band}" for frame in range(FRAMES) for band in range(BANDS)],
         numeric=[False] * (FRAMES * BANDS),
         target=f"whether it is {wake_word!r}",
-        notes=_notes(clips, kept, said, states, clients, least),
+        notes=_notes(clips, kept, is_wake_word, states, clients, least),
     )
     columns: dict[str, Any] = {
         "x": clips.pictures[state[kept], kept],
-        "y": said[kept].astype(np.int64),
+        "y": is_wake_word[kept].astype(np.int64),
         "clip": kept,  # its place among all clips, to find it in another state
         "state": state[kept].astype(np.uint8),
     }
@@ -119,8 +119,8 @@ def _speakers(clips: Clips, least: int) -> tuple[NDArray[np.str_], NDArray[np.in
     enough = names[count >= least]
     if not len(enough):
         raise UserError(f"option 'least' of the source {SOURCE!r} is {least}; nobody has more than {count.max()} clips")
-    lent = enough[(mix("noise to speakers", clips.keys) % np.uint64(len(enough))).astype(np.int64)]
-    owner = np.where(clips.speakers == "", lent, clips.speakers)
+    adopters = enough[(mix("noise to speakers", clips.keys) % np.uint64(len(enough))).astype(np.int64)]
+    owner = np.where(clips.speakers == "", adopters, clips.speakers)
     kept = np.flatnonzero(np.isin(owner, enough))
     return owner[kept], kept
 
@@ -138,11 +138,11 @@ def _dealt(clips: Clips, device: NDArray[np.str_], each: int) -> tuple[NDArray[n
 
 def device_types(clips: Clips) -> NDArray[np.str_]:
     """The type of every clip's speaker, A to E; background noise is dealt out at random."""
-    names, who = np.unique(clips.speakers, return_inverse=True)
+    names, speaker = np.unique(clips.speakers, return_inverse=True)
     frames = clips.pictures[0].reshape(len(clips), FRAMES, BANDS)
     quiet = np.zeros((len(names), BANDS))
     for place in range(len(names)):
-        mine = frames[who == place].reshape(-1, BANDS).astype(np.float64)
+        mine = frames[speaker == place].reshape(-1, BANDS).astype(np.float64)
         softest = np.argsort(mine.sum(1), kind="stable")[: max(len(mine) // 10, 1)]
         quiet[place] = mine[softest].mean(0)
     centred = quiet - quiet.mean(0)
@@ -151,13 +151,13 @@ def device_types(clips: Clips) -> NDArray[np.str_]:
     ends = np.cumsum(list(DEVICES.values()))
     voiced = np.flatnonzero(names != "")
     ranked = voiced[np.argsort(order[voiced], kind="stable")]
-    sizes = np.bincount(who, minlength=len(names))[ranked]
+    sizes = np.bincount(speaker, minlength=len(names))[ranked]
     middle = (np.cumsum(sizes) - sizes / 2) / sizes.sum()  # where a speaker's clips lie among all
     letters = np.array(list(DEVICES))
     of_name = np.full(len(names), letters[0])
     of_name[ranked] = letters[np.searchsorted(ends[:-1], middle, side="right")]
     drawn = letters[np.searchsorted(ends[:-1], uniform("noise to devices", clips.keys), side="right")]
-    return np.where(clips.speakers == "", drawn, of_name[who])
+    return np.where(clips.speakers == "", drawn, of_name[speaker])
 
 
 def usual_state(clips: Clips, device: NDArray[np.str_]) -> NDArray[np.int64]:
@@ -168,10 +168,11 @@ def usual_state(clips: Clips, device: NDArray[np.str_]) -> NDArray[np.int64]:
 
 
 def _notes(
-    clips: Clips, kept: NDArray[np.int64], said: NDArray[np.bool_], states: bool, clients: str, least: int
+    clips: Clips, kept: NDArray[np.int64], is_wake_word: NDArray[np.bool_], states: bool, clients: str, least: int
 ) -> list[str]:
     notes = [
-        f"{int(said[kept].sum())} of {len(kept)} clips are the wake word; background noise is among the others.",
+        f"{int(is_wake_word[kept].sum())} of {len(kept)} clips are the wake word; background noise is among the "
+        "others.",
         "Groups stand in for device types: speakers whose recordings sound alike when nobody speaks.",
     ]
     if clients == "speakers":
@@ -198,10 +199,10 @@ def read_clips(layout: Layout = "table") -> Clips:
         digest.update(f"{path}:{status.st_size}:{status.st_mtime_ns}\n".encode())
     kept = Path.home() / ".cache" / "bespoke" / "decoded" / f"{SOURCE}-{digest.hexdigest()[:16]}.safetensors"
     if not kept.exists():
-        heard = _read_table(where) if layout == "table" else _read_folders(files)
+        clips_read = _read_table(where) if layout == "table" else _read_folders(files)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        said = {name: json.dumps(values) for name, values in zip(("words", "speakers", "names"), heard)}
-        write_arrays(kept, {"pictures": torch.from_numpy(_pictures(where, heard))}, said)
+        texts = {name: json.dumps(values) for name, values in zip(("words", "speakers", "names"), clips_read)}
+        write_arrays(kept, {"pictures": torch.from_numpy(_pictures(where, clips_read))}, texts)
     arrays, texts = open_arrays(kept)
     words, speakers, names = (json.loads(texts[name]) for name in ("words", "speakers", "names"))
     return Clips(np.array(words), np.array(speakers), _keys(words, names), arrays["pictures"].numpy())
@@ -212,9 +213,9 @@ def _keys(words: list[str], names: list[str]) -> NDArray[np.uint64]:
     return client_keys([f"{word}/{name}" for word, name in zip(words, names)])
 
 
-def _pictures(where: Path, heard: Heard) -> NDArray[np.uint8]:
+def _pictures(where: Path, clips_read: ClipsRead) -> NDArray[np.uint8]:
     """Every clip in every state; which noise a clip hears is drawn by its key."""
-    words, speakers, names, sound = heard
+    words, speakers, names, sound = clips_read
     noise = np.flatnonzero(np.array(speakers) == "")
     if not len(noise) or len(noise) == len(words):
         found = "no background noise" if not len(noise) else "background noise alone"
@@ -230,7 +231,7 @@ def _pictures(where: Path, heard: Heard) -> NDArray[np.uint8]:
     return made
 
 
-def _read_table(path: Path) -> Heard:
+def _read_table(path: Path) -> ClipsRead:
     words, speakers, names, codes = read_columns(path, COLUMNS)
     for name, code in zip(names, codes):
         if not isinstance(code, bytes) or len(code) != RATE:
@@ -241,7 +242,7 @@ def _read_table(path: Path) -> Heard:
     return words, speakers, names, mulaw(np.frombuffer(b"".join(codes), dtype=np.uint8).reshape(len(codes), RATE))
 
 
-def _read_folders(paths: list[Path]) -> Heard:
+def _read_folders(paths: list[Path]) -> ClipsRead:
     words, speakers, names, sounds = [], [], [], []
     for path in paths:
         sound, word = _read_wave(path), path.parent.name

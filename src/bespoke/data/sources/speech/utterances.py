@@ -1,4 +1,4 @@
-"""Utterances of synthetic voices as pictures: sentences of Shakespeare, said by voices between eight of espeak-ng's.
+"""Spectrograms of synthetic voices: sentences of Shakespeare, spoken by mixtures of eight voices of espeak-ng.
 
 Silva et al. have 12,420 utterances of 20 voices, made by interpolating the parameters of eight (621 sentences each),
 as spectrograms cut or padded to 200 x 375. Here the eight stand in a ring of four lower and four higher voices; two
@@ -101,7 +101,7 @@ def synthesise(size: Size, voices: int, sentences: list[str]) -> Utterances:
             voice, sentence = divmod(place, len(sentences))
             if sentence == 0:
                 espeak.take(mixed(own, shares(voice)))
-            made[place] = picture(espeak.say(sentences[sentence]), size)
+            made[place] = picture(espeak.speak(sentences[sentence]), size)
         return Utterances(made, espeak.version)
 
 

@@ -1,4 +1,4 @@
-"""What `bespoke methods`, `data` and `metrics` show: read off the code, so that it cannot differ from it."""
+"""Collects and prints what `bespoke methods`, `data` and `metrics` show; everything is read from the code itself."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
         comes_from = "" if own in METHODS.built_in else own
         return [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from}]  # as it is by default
     found = METHODS.built_in.values()
-    ours = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
-    return ours + _others(METHODS)
+    built_in = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
+    return built_in + _others(METHODS)
 
 
 def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
-    """What others offer: names and where they come from, for to say more would be to import it."""
+    """The names that other packages offer, with their origin. More detail would require importing them."""
     return [{"name": name, "from": origin} for name, origin in registry.origins().items() if origin]
 
 
@@ -42,7 +42,7 @@ def _print_others(found: list[dict[str, Any]], console: Terminal) -> None:
 
 
 def knobs(kind: type) -> list[dict[str, Any]]:
-    """A dataclass's knobs: name, default, meaning, bounds; those of a nested dataclass with a dot."""
+    """A dataclass's knobs: name, default, meaning, bounds. Names of a nested dataclass contain a dot."""
     found: list[dict[str, Any]] = []
     for entry in fields(kind):
         if entry.name == "task" or not entry.init:
@@ -74,7 +74,7 @@ def print_methods(found: list[dict[str, Any]]) -> None:
 
 
 def learned(method: dict[str, Any]) -> str:
-    """What the server learns, read off the fields that leave a client."""
+    """What the server learns, derived from the fields that leave a client."""
     sums = "each group's sums of" if method["by_group"] else "sums of"
     kinds = {"EACH": "every client's", "SUM": sums, "COUNT": "a count of clients by"}
     found = {kind: [name for name, reveal in method["reveals"].items() if reveal == kind] for kind in kinds}
@@ -83,7 +83,7 @@ def learned(method: dict[str, Any]) -> str:
 
 
 def hidden(method: dict[str, Any]) -> str:
-    """What [privacy] can do about it."""
+    """How [privacy] can protect the method's messages."""
     each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
     if not method["reveals"]:
         return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
@@ -96,7 +96,7 @@ def hidden(method: dict[str, Any]) -> str:
 
 
 def hardened(method: dict[str, Any]) -> str:
-    """What [robust] can do about bad clients, and what the server has to see for it."""
+    """How [robust] can protect the method, and what the server must see for it."""
     if not method["changes"]:
         sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
         return f"refused: it {sends}" if sends else "nothing to do: it sends nothing itself"
@@ -112,7 +112,7 @@ def hardened(method: dict[str, Any]) -> str:
 
 
 def aggregated(method: dict[str, Any]) -> str:
-    """What the key `aggregator` of a stage may be."""
+    """The possible values of a stage's `aggregator`."""
     from bespoke.messages.robust.aggregator import Aggregator, ZeroAndClip
 
     if not method["changes"]:
@@ -157,17 +157,17 @@ def print_method(method: dict[str, Any]) -> None:
 def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
     from bespoke.data.sources.registry import SOURCES, Source, source_options, source_statistics
 
-    def told(source: Source, comes_from: str) -> dict[str, Any]:
+    def source_facts(source: Source, comes_from: str) -> dict[str, Any]:
         facts = {entry.name: getattr(source, entry.name) for entry in fields(source) if entry.name != "loader"}
         return {**facts, "from": comes_from}
 
     if name is None:
-        return [told(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
+        return [source_facts(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
     if not SOURCES.knows(name):
         raise unknown("data source", name, SOURCES.origins())
     trust_named(name)
     own = SOURCES.recorded(name, "bespoke data")
-    described = told(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
+    described = source_facts(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
     counted = [asdict(table) for table in source_statistics(own)]
     return [{**described, "options": source_options(own), "statistics": counted}]
 
@@ -219,12 +219,12 @@ def describe_metrics() -> list[dict[str, Any]]:
     tasks: dict[str, type[BaseTask]] = {
         "regression": Regression, "classification": Classification, "language": LanguageModel,
     }  # fmt: skip
-    ours = [
+    built_in = [
         {"name": name, "task": task, "better": "lower" if name in kind.lower_is_better else "higher", "from": ""}
         for task, kind in tasks.items()
         for name in kind.metrics
     ]
-    return ours + _others(METRICS)
+    return built_in + _others(METRICS)
 
 
 def print_metrics(found: list[dict[str, Any]]) -> None:

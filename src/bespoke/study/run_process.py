@@ -1,4 +1,4 @@
-"""A process that makes runs, one at a time, and says how far it is. See jobs.py, whose processes these are."""
+"""A worker process that makes one run at a time and reports its progress. scheduler.py starts these processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bespoke.records import RunRecord
     from bespoke.study.scheduler import Job, Judge
 
-TELL_SECONDS = 0.1  # between two messages of progress
+PROGRESS_SECONDS = 0.1  # between two messages of progress
 
 
 class Relay:
@@ -35,7 +35,7 @@ class Relay:
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.steps, self.last = self.steps + steps, note or self.last
-        if time.monotonic() - self.told > TELL_SECONDS:
+        if time.monotonic() - self.told > PROGRESS_SECONDS:
             self._flush()
 
     def note(self, text: str) -> None:
@@ -47,8 +47,8 @@ class Relay:
         self.steps, self.last, self.told = 0, "", time.monotonic()
 
 
-class Afar(Callback):
-    """Stands for the callbacks, which are in the process that gives the jobs."""
+class ForwardingCallback(Callback):
+    """Forwards events to the callbacks, which live in the process that gives the jobs."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -73,7 +73,7 @@ class Afar(Callback):
 
 
 def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, told: bool) -> None:
-    """The process: makes the runs it is given until the pipe closes."""
+    """The worker's main loop: makes the runs it is given until the pipe closes."""
     import torch
 
     from bespoke.data.population import Population
@@ -83,7 +83,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, to
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
-    callbacks = (Afar(pipe),) if told else ()
+    callbacks = (ForwardingCallback(pipe),) if told else ()
 
     def judge(rounds: int, value: float) -> bool:
         pipe.send(("point", rounds, value))
@@ -103,7 +103,7 @@ def _outcome(
     job: Job, bench: Any, how: EngineChoice, cache: Path, relay: Relay, stop: Callable[[], bool],
     judge: Callable[[int, float], bool], callbacks: Sequence[Callback],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """What became of a run, as plain values."""
+    """Makes a run and returns its outcome as plain values."""
     from bespoke.runs.events import Interrupted, Pruned
     from bespoke.study.scheduler import execute
 
@@ -125,8 +125,8 @@ def _outcome(
         return "failed", traceback.format_exc()
 
 
-class Lane:
-    """One such process, seen from the one that gives it jobs."""
+class RunProcess:
+    """One worker process, as the process that gives it jobs sees it."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
         self.bar, self.job, self.told, self.callbacks = bar, None, False, callbacks
@@ -146,14 +146,14 @@ class Lane:
         self.job = job
 
     def stop(self) -> None:
-        """After the current round; the run can be resumed."""
+        """Asks the worker to stop after the current round; the run can be resumed."""
         if not self.told:
             self.told = True
             with contextlib.suppress(OSError):  # it died; that is said where it is listened to
                 self.stopping.send(True)
 
-    def hear(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
-        """One message; the job and its result (None if the judge ended it) when it has ended."""
+    def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
+        """Handles one message. When the job has ended, returns it with its result (None if it was pruned)."""
         job = self.job
         assert job is not None
         try:
@@ -179,7 +179,7 @@ class Lane:
         raise _raised(kind, rest, job.path.name)
 
     def _tell(self, moment: str, told: Told) -> None:
-        """Tell the callbacks; the run goes on when they have heard, or ends if one fails."""
+        """Calls the callbacks. The run continues after they return, or ends if one of them fails."""
         from bespoke.runs.told import tell
 
         problem = ""
@@ -204,7 +204,7 @@ class Lane:
 
 
 def _raised(kind: str, rest: list[Any], name: str) -> Exception:
-    """What went wrong in the process, as the exception that it was there."""
+    """The exception to raise here for an error in the worker process."""
     from bespoke.runs.events import Interrupted
 
     if kind == "stopped":
