@@ -193,6 +193,9 @@ class Run:
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
+                    engine.commit()
+                else:
+                    engine.abandon()
             last = number == rounds or (stage.auto and settled(server))
             note = self._log(engine, place, method, number, draw, outcome, server, last, change)
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
