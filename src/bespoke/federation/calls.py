@@ -8,22 +8,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# An operation and the values that it takes, by name. Whoever serves calls executes these and nothing else.
-OPERATIONS: dict[str, frozenset[str]] = {
-    "hello": frozenset(),
-    "open": frozenset({"work", "params"}),
-    "move": frozenset({"train"}),
-    "template": frozenset(),
-    "train": frozenset({"shared", "own", "clients", "key", "coming", "rows", "number", "told"}),
-    "settle": frozenset(),
-    "answer": frozenset({"what", "told"}),
-    "secure": frozenset({"step", "told"}),
-    "examine": frozenset({"shared", "own", "clients", "support", "parts", "key", "rows", "by_row"}),
-    "personal": frozenset({"shared", "own", "client", "support", "candidate", "key", "rows"}),
-    "save_private": frozenset({"folder", "name", "only_dirty", "run"}),
-    "load_private": frozenset({"folder", "names", "share", "point"}),
-    "kept_layers": frozenset({"point"}),
-}
+# An operation, the values that it takes, and what each of them is (see wire.py; "?": or nothing). Whoever serves calls
+# carries out these and nothing else.
+OPERATIONS: dict[str, dict[str, str]] = {
+    "hello": {},
+    "open": {"work": "opening", "params": "tree"},
+    "move": {"train": "rows"},
+    "template": {},
+    "train": {
+        "shared": "tree", "own": "tree?", "clients": "clients", "key": "number", "coming": "clients?",
+        "rows": "clients?", "number": "number", "told": "tree",
+    },
+    "settle": {},
+    "answer": {"what": "text", "told": "tree"},
+    "secure": {"step": "text", "told": "by client"},
+    "examine": {
+        "shared": "tree", "own": "tree?", "clients": "clients", "support": "rows", "parts": "parts", "key": "number",
+        "rows": "clients?", "by_row": "text",
+    },
+    "personal": {
+        "shared": "tree", "own": "tree?", "client": "number", "support": "rows", "candidate": "number", "key": "number",
+        "rows": "clients?",
+    },
+    "save_private": {"folder": "text", "name": "text", "only_dirty": "flag", "run": "text"},
+    "load_private": {"folder": "text", "names": "texts", "share": "pair?", "point": "text"},
+    "kept_layers": {"point": "text"},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Call:
         known = OPERATIONS.get(self.operation)
         if known is None:
             raise ValueError(f"no operation is called {self.operation!r}; known: {', '.join(OPERATIONS)}")
-        if known != self.values.keys():
+        if known.keys() != self.values.keys():
             raise ValueError(f"{self.operation} takes {sorted(known)}, and was given {sorted(self.values)}")
 
 

@@ -79,6 +79,7 @@ class Engine:
         self.remotes = list(remotes)
         self.owed: list[Settle | None] = [None] * len(self.remotes)  # what each is yet to be told of the last round
         self.unsettled: tuple[list[int], Settle] | None = None  # the last round: who took part, and what it is told
+        self.closed = False
         self.sums: Any = None  # secure sums, where there are any
 
     def __enter__(self) -> Engine:
@@ -88,9 +89,9 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        for remote in self.remotes:
+        for remote in () if self.closed else self.remotes:
             remote.close()
-        self.remotes = []
+        self.closed = True
 
     @property
     def host(self) -> Host | None:
