@@ -13,6 +13,8 @@ import torch
 
 import own_models
 from bespoke.data.population import Population
+from bespoke.data.splits import cross_silo
+from bespoke.data.standardize import standardize
 from bespoke.errors import UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.config import ExperimentConfig
@@ -23,13 +25,15 @@ from bespoke.federation.host import Host
 from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.remote import Here
 from bespoke.federation.segments import read_segment
+from bespoke.federation.sites import Wired, learn
 from bespoke.federation.wire import decode_answer, encode_call
 from bespoke.models.own.model import local_name
+from bespoke.privacy.release import Learned
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 from bespoke.tensors import Tree, flatten, take
 from kills import assert_identical, contents
-from loopback import federation, site, split_up
+from loopback import Loop, federation, site, split_up
 
 LOOPED = Choice(False, 1, 0, 1, "autograd", "for the tests")
 
@@ -293,3 +297,40 @@ def test_a_site_carries_out_what_it_allows_and_keeps_its_bugs_to_itself(tmp_path
         decode_answer(one.answer(encode_call(Call("template"))), "template")
     assert str(failure.value) == "AttributeError; the log of that place says more"
     assert isinstance(heard[0], AttributeError)
+
+
+# -- statistics of the population --------------------------------------------------------------------------------------
+def test_means_and_deviations_of_three_sites_are_those_of_all_their_rows(tmp_path: Path) -> None:
+    """Far from zero, with gaps, and a column that does not vary."""
+    population = people()
+    x = population.columns["x"].clone()
+    x[:, 0] = 1e4 + x[:, 0]
+    x[::5, 1] = torch.nan
+    x[:, 2] = 7.0
+    about: Any = {**population.about, "numeric": [True, True, True]}
+    population = replace(population, columns={**population.columns, "x": x}, about=about)
+    split = cross_silo(population, (0.6, 0.2, 0.2), seed=4)
+    loops = [Loop(site(part, LOOPED.mode(), tmp_path)) for part in split_up(population, 3)]
+    found, floats = learn([Wired(loop, "site") for loop in loops], split.train)
+    rows, _ = split.train.of(np.arange(12))
+    for place, name in enumerate("abc"):
+        values = x.numpy()[rows, place].astype(np.float64)
+        deviation = np.nanstd(values)
+        assert found[name] == pytest.approx((np.nanmean(values), deviation if deviation else 1.0), rel=1e-12)
+    assert found["y"][1] == pytest.approx(float(population.columns["y"].numpy()[rows].astype(float).std()), rel=1e-12)
+    assert floats == 2 * 3 * 4
+    alike = standardize(population, split.train, "global", True)
+    told = replace(population, about={**about, "asked_floats": floats})
+    again = standardize(told, split.train, "global", True, found)
+    torch.testing.assert_close(again.columns, alike.columns, rtol=1e-6, atol=1e-6)
+    assert again.about["statistics_floats"] == floats  # for the ledger, and the account:
+    assert Learned.of(again.about, public_statistics=False).unpaid
+    assert not Learned.of(again.about, public_statistics=True).unpaid
+
+
+def test_sites_that_tell_of_different_columns_are_refused(tmp_path: Path) -> None:
+    one, other = (population.only(np.arange(6)) for population in (people(), people("classification")))
+    loops = [Loop(site(population, LOOPED.mode(), tmp_path)) for population in (one, other)]
+    split = cross_silo(people(), (0.6, 0.2, 0.2), seed=4)
+    with pytest.raises(UserError, match=r"different columns \(y\); agree on one schema"):
+        learn([Wired(loop, "site") for loop in loops], split.train)

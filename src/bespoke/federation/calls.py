@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 # carries out these and nothing else.
 OPERATIONS: dict[str, dict[str, str]] = {
     "hello": {},
+    "moments": {"train": "rows", "centres": "tree"},
     "open": {"work": "opening", "params": "tree"},
     "move": {"train": "rows"},
     "template": {},

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
+from bespoke.data.standardize import moments
 from bespoke.declarations import stacks
 from bespoke.devices import CPU, has_double, home, onto, working_on
 from bespoke.errors import UserError
@@ -73,6 +74,10 @@ class Host:
     def hello(self) -> Roster:
         """Who lives here."""
         return Roster.of(self.population)
+
+    def moments(self, train: Train, centres: dict[str, float]) -> Tree:
+        """Sums of this place's training rows, of which a federation's means and deviations are made."""
+        return moments(self.population, self._held(train), centres)
 
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage; `params` are what a client's private state starts from."""

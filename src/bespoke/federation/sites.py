@@ -8,7 +8,11 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from bespoke.data.splits import Train
+from bespoke.data.standardize import means, statistics
+from bespoke.data.tables.schema import Statistics
 from bespoke.errors import UserError
 from bespoke.federation.calls import Call, Settle
 from bespoke.federation.opening import Opening
@@ -117,6 +121,22 @@ class Met:
     roster: Roster
     remotes: list[Remote]
     homes: Ints
+
+
+def learn(remotes: Sequence[Remote], train: Train) -> tuple[Statistics, int]:
+    """Means and deviations over the training rows of all places, and how many numbers each of them has sent.
+
+    What was learned goes into the schema that all places encode by (`statistics`); the number goes into `asked_floats`
+    of the population's description, from where the run's ledger and its privacy account have it.
+    """
+    centres: dict[str, float] = {}
+    parts: list[dict[str, Tensor]] = []
+    for _ in range(2):  # sums for the means, then squares around them: squares around zero would lose their digits
+        for remote in remotes:
+            remote.start(Call("moments", {"train": train, "centres": centres}))
+        parts = [remote.finish() for remote in remotes]
+        centres = centres or means(parts)
+    return statistics(parts, centres), 2 * 3 * len(centres)
 
 
 def meet(remotes: Sequence[Remote], describe: Describe) -> Met:

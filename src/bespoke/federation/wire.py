@@ -338,7 +338,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "secure": lambda v: isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], dict) and isinstance(v[1], str),
 }
 ANSWERS = {
-    "hello": "roster", "template": "tree", "train": "partial", "answer": "tree?", "secure": "secure",
+    "hello": "roster", "moments": "tree", "template": "tree", "train": "partial", "answer": "tree?", "secure": "secure",
     "examine": "scores", "personal": "tree", "save_private": "texts", "kept_layers": "texts",
 }  # fmt: skip
 
