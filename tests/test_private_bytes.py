@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bespoke.experiment.experiment import Experiment, Stage
-from bespoke.federation import engine as engine_module
+from bespoke.federation import places as places_module
 from bespoke.federation.engine import Choice
 from bespoke.federation.workers import Worker
 from bespoke.messages.compress import Compress
@@ -87,7 +87,7 @@ def run(
             self.pipe: Any = Wire(self.pipe)
             wires.append(self.pipe)
 
-    monkeypatch.setattr(engine_module, "Worker", Tapped)
+    monkeypatch.setattr(places_module, "Worker", Tapped)
     monkeypatch.setattr(RunFolder, "prune", lambda *_: None)  # segments that later ones took over stay to be looked for
     place = world("linear")
     method = kind(place.task, lr=0.1, batch_size=4)

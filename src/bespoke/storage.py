@@ -34,7 +34,7 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
     """Write a safetensors file so that it is there whole or not at all, whenever the process is killed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        save_file(_apart(arrays), temporary, metadata=about)
+        save_file(apart(arrays), temporary, metadata=about)
         settle(temporary, path)
     except SafetensorError as error:  # its text alone says what the operating system refused
         number = re.search(r"(?:code:|os error) (\d+)", str(error))
@@ -45,7 +45,7 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
         temporary.unlink(missing_ok=True)
 
 
-def _apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+def apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays, each in memory of its own: safetensors refuses others, and a state may hold one array twice."""
     found: dict[str, Tensor] = {}
     taken: set[int] = set()

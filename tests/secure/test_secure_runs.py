@@ -16,7 +16,7 @@ from bespoke.errors import UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.checks import checked
 from bespoke.experiment.experiment import Experiment, Stage
-from bespoke.federation import engine as engine_module
+from bespoke.federation import places as places_module
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.masked import Members
 from bespoke.federation.work import ClientWork
@@ -238,7 +238,7 @@ def traffic(folder: Path, workers: int, **more: Any) -> tuple[dict[str, Any], by
             wires.append(self.pipe)
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(engine_module, "Worker", Tapped)
+        monkeypatch.setattr(places_module, "Worker", Tapped)
         found = whole(folder, replace(WORKERS, workers=workers), **more)
     return found, b"\0".join(message for wire in wires for message in (*wire.received, *wire.sent))
 

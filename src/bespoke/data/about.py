@@ -124,6 +124,7 @@ class About(RoleFacts, total=False):
     unpaid: list[str]  # what was learned from clients without noise and is not declared public
     release: dict[str, Any]  # what was released with noise (privacy/release.py)
     statistics_floats: int  # numbers that each client sends for the statistics
+    asked_floats: int  # of these, what a federation asked for before there was a run
     unit: float  # of a standardized target: y_original = y * unit + centre
     centre: float
 

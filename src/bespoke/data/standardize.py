@@ -44,7 +44,7 @@ def standardize(
     about = population.about.copy()
     columns = dict(population.columns)
     given = given or {}
-    about["statistics_floats"] = int((about.get("release") or {}).get("floats", 0))
+    about["statistics_floats"] = int((about.get("release") or {}).get("floats", 0)) + int(about.get("asked_floats", 0))
 
     if how != "none" and is_table(population):
         scaling = Scaling.of(population, train, how, given)
@@ -103,6 +103,52 @@ class Scaling:
         mean[np.ix_(untrained, numeric)], deviation[np.ix_(untrained, numeric)] = pooled_mean, pooled_deviation
         note = f"{len(untrained)} clients have no training rows; the pooled statistics standardize them."
         return cls(mean, deviation, floats, note)
+
+
+def moments(population: Population, train: Train, centres: dict[str, float]) -> dict[str, Tensor]:
+    """What a place with some of the clients says of its training rows, so that all can be standardized alike.
+
+    Of every numeric feature and of a regression's target: how many values are present, their sum, and the sum of their
+    squared distances to the centre (0 where none is told).
+    """
+    rows, _ = train.of(train.clients)
+    found: dict[str, Floats] = {}
+    if is_table(population):
+        for place in np.flatnonzero(population.about.get("numeric", [])).tolist():
+            found[population.about["features"][place]] = population.columns["x"].numpy()[rows, place]
+    if population.about.get("task") == "regression":
+        found[population.about.get("target", "")] = population.columns["y"].numpy()[rows]
+    out = {}
+    for name, values in found.items():
+        there = values[~np.isnan(values)].astype(np.float64)
+        squares = ((there - centres.get(name, 0.0)) ** 2).sum()
+        out[name] = torch.tensor([len(there), there.sum(), squares], dtype=torch.float64)
+    return out
+
+
+def means(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """The mean of every column over the rows of several places."""
+    added = _added(parts)
+    return {name: float(total[1] / max(float(total[0]), 1.0)) for name, total in added.items()}
+
+
+def statistics(parts: Sequence[dict[str, Tensor]], centres: dict[str, float]) -> Statistics:
+    """Mean and deviation of every column over the rows of several places, told around these means."""
+    found = {}
+    for name, total in _added(parts).items():
+        variance = np.array(float(total[2] / max(float(total[0]), 1.0)))
+        found[name] = centres[name], float(_safe(variance, np.array(centres[name])))
+    return found
+
+
+def _added(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums over places, which have to tell of the same columns."""
+    names = list(parts[0])
+    for part in parts:
+        if list(part) != names:
+            odd = sorted(set(part) ^ set(names)) or names
+            raise UserError(f"places tell of different columns ({', '.join(odd)}); agree on one schema")
+    return {name: torch.stack([part[name] for part in parts]).sum(0) for name in names}
 
 
 def client_scaling(

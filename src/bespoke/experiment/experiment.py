@@ -21,7 +21,7 @@ from bespoke.federation.choice import choose
 from bespoke.federation.cohorts import Sampler, SideBySide
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.federation.held import Collusion
-from bespoke.federation.work import ClientWork
+from bespoke.federation.work import ClientWork, Described
 from bespoke.imported import bound_to_this_process, only_here
 from bespoke.messages.robust.attack import Attack
 from bespoke.messages.robust.exchange import Rule
@@ -79,15 +79,17 @@ class Experiment:
         return self.metric in self.task.lower_is_better
 
     def work(
-        self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None
-    ) -> ClientWork:
-        """The clients' work in a stage, with the transforms of their messages."""
+        self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None,
+        place: int | None = None,
+    ) -> ClientWork:  # fmt: skip
+        """The clients' work in a stage (`place`: which), with the transforms of their messages."""
         collusion = None
         if self.attack is not None and self.attack.kind == "little-is-enough":
             keys = frozenset(self.population.keys[list(self.attackers)].tolist())
             collusion = Collusion(keys, self.attack.factor)
         rule = Rule.of(self.robust) if self.robust else None
-        return ClientWork(method, train, transforms, setting, rule, collusion, self.secure)
+        described = None if place is None else Described(self.config, place)
+        return ClientWork(method, train, transforms, setting, rule, collusion, self.secure, described)
 
     def acting(self, place: int) -> tuple[Transform, ...]:
         """The transforms of a stage's messages: attacks, then the stage's aggregator, then those of all stages."""

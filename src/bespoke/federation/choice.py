@@ -19,6 +19,7 @@ from bespoke.errors import UserError
 from bespoke.federation.batches import WHOLE, work_of
 from bespoke.federation.engine import Choice, unicast
 from bespoke.federation.host import Host
+from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.method import Method
 from bespoke.models.fast import kernels
@@ -89,7 +90,7 @@ def choose(
     fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
     vectorizes, batched = task.vectorizes, task.batches_clients
     if batched:  # what is trained may be far more than the task's parameters: the generators of embeddings
-        shared = work.method.broadcast(work.method.init_server(params, work.before(population)))
+        shared = work.method.broadcast(work.method.init_server(params, work.before(Roster.of(population))))
         fit = min(fit, TRAINED // (COPIES * 4 * max(count(shared), 1)))
     best_chunk = chunk or max(min(fit, 2048), 4)
     # seconds of a row, there and back
@@ -144,7 +145,7 @@ def _on_device(
     enough to keep one busy.
     """
     place, task, size = torch.device(device), work.method.task, count(params)
-    sent = work.method.broadcast(work.method.init_server(params, work.before(population)))
+    sent = work.method.broadcast(work.method.init_server(params, work.before(Roster.of(population))))
     kept = [work.method.init_private(params), sent]
     double = any(map(in_double, (work.method, *stages))) or any(leaf.dtype == torch.float64 for leaf in leaves(kept))
     if double and not devices.has_double(place):
@@ -194,7 +195,7 @@ def _trial(population: Population, work: ClientWork, params: Params, chunk: int)
     for vectorized in (False, True):
         host = Host(population, Mode(vectorized, chunk, 1, "func" if vectorized else "autograd"))
         host.open(work, params)
-        server = work.method.init_server(params, work.before(population))
+        server = work.method.init_server(params, work.before(Roster.of(population)))
         some = clients if vectorized else clients[:4]
         run = host.train if work.method.trains else None
         if run is None:

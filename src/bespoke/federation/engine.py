@@ -1,8 +1,9 @@
-"""The engine: spreads a cohort over hosts, one in this process or several in worker processes, and adds up."""
+"""The engine: spreads a cohort over the places where its clients live, and adds up what they say."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,55 +12,27 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import Lent
 from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.declarations import Reveal, reveals
-from bespoke.devices import of_worker
 from bespoke.errors import UserError
 from bespoke.federation.batches import steps_of
+from bespoke.federation.calls import Call, Settle
 from bespoke.federation.examine import ROWS, Scores, fill
+from bespoke.federation.execution import Choice as Choice
 from bespoke.federation.held import settle
-from bespoke.federation.host import Host
+from bespoke.federation.host import Host, home_of
 from bespoke.federation.partial import Partial
-from bespoke.federation.processes import WorkerFailed
-from bespoke.federation.work import ClientWork, Mode
-from bespoke.federation.workers import Worker
+from bespoke.federation.places import places
+from bespoke.federation.processes import RemoteLost, WorkerFailed
+from bespoke.federation.remote import Here, Remote
+from bespoke.federation.roster import Roster
+from bespoke.federation.work import ClientWork
 from bespoke.messages.robust.exchange import Combined
 from bespoke.messages.transform import State
 from bespoke.method import Cohort, Method
-from bespoke.task import Gradient, Precision
 from bespoke.tensors import Params, Tree, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How clients are executed. Kept in the run folder, so that a resumed run is executed the same way."""
-
-    vectorized: bool
-    chunk: int
-    workers: int  # 0: in this process
-    threads: int  # torch threads of each host
-    gradient: Gradient
-    reason: str
-    precision: Precision = "float32"
-    device: str = "cpu"  # "cuda": all GPUs, which workers share
-
-    def text(self) -> str:
-        how = f"vectorized over clients, {self.chunk} at a time" if self.vectorized else "one client at a time"
-        how += {"fused": ", compiled descent", "closed-form": ", gradient in closed form"}.get(self.gradient, "")
-        how += ", products in bfloat16" if self.precision == "bf16" else ""
-        where = (
-            f"{self.workers} single-threaded worker processes"
-            if self.workers
-            else f"in process, {self.threads} threads"
-        )
-        where += "" if self.device == "cpu" else f", on {self.device}"
-        return f"{how}, {where} ({self.reason})"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -88,22 +61,26 @@ class RoundResult:
 
 
 class Engine:
-    """Runs client work on hosts. Use as a context manager: workers end with it."""
+    """Runs client work at the places where clients live. Use as a context manager: places end with it.
 
-    def __init__(self, population: Population, choice: Choice) -> None:
-        self.population, self.choice = population, choice
-        mode = Mode(choice.vectorized, choice.chunk, choice.threads, choice.gradient, choice.precision, choice.device)
-        self.lent: Lent | None = None  # the population on disk, for the workers
-        self.workers: list[Worker] = []
-        self.host: Host | None = None
+    By default these are of a simulation: hosts of a population, as chosen. Else `remotes` are given, whose clients are
+    numbered as those of `population`, which may be a roster. `homes`: where each client lives, if in one place alone.
+    """
+
+    def __init__(
+        self, population: Population | Roster, choice: Choice, remotes: Sequence[Remote] | None = None,
+        homes: Ints | None = None,
+    ) -> None:  # fmt: skip
+        self.choice, self.homes = choice, homes
+        self.roster = population if isinstance(population, Roster) else Roster.of(population)
+        if remotes is None:
+            assert isinstance(population, Population), "a roster has no rows: say where its clients live"
+            remotes = places(population, choice)
+        self.remotes = list(remotes)
+        self.owed: list[Settle | None] = [None] * len(self.remotes)  # what each is yet to be told of the last round
+        self.unsettled: tuple[list[int], Settle] | None = None  # the last round: who took part, and what it is told
+        self.closed = False
         self.sums: Any = None  # secure sums, where there are any
-        if choice.workers:
-            self.lent = Lent(population)
-            names = [f"worker {place + 1} of {choice.workers}" for place in range(choice.workers)]
-            modes = [replace(mode, device=of_worker(choice.device, place)) for place in range(choice.workers)]
-            self.workers = [Worker(self.lent.folder, *told) for told in zip(modes, names)]
-        else:
-            self.host = Host(population, mode)
 
     def __enter__(self) -> Engine:
         return self
@@ -112,31 +89,63 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        for worker in self.workers:
-            worker.close()
-        self.workers = []
-        if self.lent:
-            self.lent.close()
+        for remote in () if self.closed else self.remotes:
+            remote.close()
+        self.closed = True
 
-    # -- the same call on every host -----------------------------------------------------------------------------------
-    def _all(self, name: str, *arguments: Any) -> list[Any]:
-        if self.host:
-            return [getattr(self.host, name)(*arguments)]
-        for worker in self.workers:
-            worker.start(name, *arguments)
-        return self._answers()
+    @property
+    def host(self) -> Host | None:
+        """The host in this process, if there is one, with the state of the last round: for those who look closer."""
+        here = self.remotes[0] if self.remotes else None
+        if not isinstance(here, Here):
+            return None
+        self._settle()
+        self._ask({0: Call("settle")})
+        return here.host
 
-    def _answers(self) -> list[Any]:
-        """What every worker says to what it was asked; all are heard out before a failure of one is raised."""
-        answers, failure = [], None
-        for worker in self.workers:
+    # -- calls ---------------------------------------------------------------------------------------------------------
+    def _ask(self, calls: dict[int, Call]) -> dict[int, Any]:
+        """The answers of places to these calls; all are heard out before a failure of one is raised."""
+        for place, call in calls.items():
+            settle, self.owed[place] = self.owed[place], None
+            self.remotes[place].start(replace(call, settle=settle))
+        answers: dict[int, Any] = {}
+        failures: list[WorkerFailed] = []
+        for place in calls:
             try:
-                answers.append(worker.finish())
+                answers[place] = self.remotes[place].finish()
             except WorkerFailed as error:
-                failure = failure or error
-        if failure:
-            raise failure
+                failures.append(error)
+        if failures:
+            raise next((error for error in failures if isinstance(error, RemoteLost)), failures[0])
         return answers
+
+    def _all(self, operation: str, **values: Any) -> list[Any]:
+        """The same call at every place."""
+        self._settle()
+        return self._everywhere(Call(operation, values))
+
+    def _everywhere(self, call: Call) -> list[Any]:
+        return list(self._ask(dict.fromkeys(range(len(self.remotes)), call)).values())
+
+    def _settle(self) -> None:
+        """Whoever took part in the last round is told what became of it, with the next call."""
+        if self.unsettled is not None:
+            took_part, settle = self.unsettled
+            self.unsettled = None
+            for place in took_part:
+                self.owed[place] = settle
+
+    def commit(self) -> None:
+        """The server has used the last round: the private state that it made is kept. Any later call says so, too."""
+        self._settle()
+
+    def abandon(self) -> None:
+        """The server has not used the last round, which did not happen."""
+        if self.unsettled is not None:
+            took_part, settle = self.unsettled
+            self.unsettled = took_part, replace(settle, used=np.zeros(0, np.int64))
+            self._settle()
 
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage: a method, its rows, and the parameters its private state starts from."""
@@ -146,34 +155,30 @@ class Engine:
         if work.secure is not None and self.sums is None:
             from bespoke.federation.masked import SecureSums  # needs cryptography, an extra
 
-            self.sums = SecureSums(work.secure, self.population.keys)
-        self._all("open", work, params)
+            self.sums = SecureSums(work.secure, self.roster.keys)
+        self._all("open", work=work, params=params)
 
     def move(self, train: Train) -> None:
         """Go on with other rows of the same clients; their private state stays where it is."""
-        self.population, self.work = train.population, replace(self.work, train=train)
-        if self.host:
-            self.host.move(train.population, train)
-            return
-        before, self.lent = self.lent, Lent(train.population)
-        self._all("move", self.lent.folder, train)
-        if before:
-            before.close()
+        self.roster, self.work = Roster.of(train.population), replace(self.work, train=train)
+        self._all("move", train=train)
 
     def home(self, clients: Ints) -> Ints:
-        """The worker that owns a client's private state."""
-        return (self.population.keys[clients] % np.uint64(max(len(self.workers), 1))).astype(np.int64)
+        """The place that owns a client's private state."""
+        return home_of(self.roster.keys[clients], len(self.remotes)) if self.homes is None else self.homes[clients]
 
-    def _shares(self, clients: Ints, weight: Ints) -> list[Ints]:
-        """Positions of the cohort for each worker: at their home if something of theirs lies there, else by work."""
-        if self.stateful or self.work.masks:
+    def _shares(self, clients: Ints, weight: Callable[[], Ints]) -> list[Ints]:
+        """Positions of the cohort for each place: at their home if something of theirs lies there, else by work."""
+        if len(self.remotes) == 1:
+            return [np.arange(len(clients))]
+        if self.stateful or self.work.masks or self.homes is not None:
             home = self.home(clients)
-            return [np.flatnonzero(home == w) for w in range(len(self.workers))]
-        load = np.zeros(len(self.workers))
-        shares: list[list[int]] = [[] for _ in self.workers]
-        for position in np.argsort(-weight, kind="stable"):  # longest first, to whoever has least
+            return [np.flatnonzero(home == place) for place in range(len(self.remotes))]
+        load, weights = np.zeros(len(self.remotes)), weight()
+        shares: list[list[int]] = [[] for _ in self.remotes]
+        for position in np.argsort(-weights, kind="stable"):  # longest first, to whoever has least
             target = int(np.argmin(load))
-            load[target] += weight[position]
+            load[target] += weights[position]
             shares[target].append(int(position))
         return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
@@ -190,7 +195,7 @@ class Engine:
         self, server: Tree, clients: Ints, key: int, coming: Ints | None = None, state: State | None = None,
         number: int = 0, contacted: Ints | None = None,
     ) -> RoundResult:  # fmt: skip
-        """Run one round on a cohort and hand back sums.
+        """Run one round on a cohort and hand back sums; `commit` or `abandon` says whether the server has used them.
 
         `coming`: who takes part in the next, if that is known; `state`: of the transforms, as the last round left it;
         `number`: of the round, from 1, which clients' schedules go by;
@@ -201,22 +206,24 @@ class Engine:
         if self.work.masks:
             clients, refused = self.sums.enough(everyone, clients, self._rows(server, everyone))
         state = self.start() if state is None else state
-        if state:
-            self._all("tell", state)
         shared, own = method.broadcast(server), self._own(server, clients) if len(clients) else None
         rows = self._rows(server, clients)
-        if not len(clients):
-            merged = Partial()
-        elif self.host:
-            merged = self.host.train(shared, own, clients, key, coming, rows, number)
-        else:
-            sizes = self.work.train.sizes(clients)
-            shares = self._shares(clients, steps_of(sizes, method.batching()))
-            for worker, share in zip(self.workers, shares):
-                mine = take(own, torch.from_numpy(share)) if own else None
-                worker.start("train", shared, mine, clients[share], key, None, _some(rows, share), number)
-            merged = Partial()
-            for part in self._answers():
+        merged, asked = Partial(), []
+        if len(clients):
+            shares = self._shares(clients, lambda: steps_of(self.work.train.sizes(clients), method.batching()))
+            waits = self.work.holds or self.work.masks  # what an earlier round left there is not to be asked for
+            asked = [place for place, share in enumerate(shares) if len(share) or waits]
+            alone = len(self.remotes) == 1
+            told = {"shared": shared, "key": key, "coming": coming if alone else None, "number": number, "told": state}
+            self._settle()
+            calls = {
+                place: Call("train", {
+                    **told, "own": own if alone or not own else take(own, torch.from_numpy(shares[place])),
+                    "clients": clients[shares[place]], "rows": _some(rows, shares[place]),
+                })
+                for place in asked
+            }  # fmt: skip
+            for part in self._ask(calls).values():
                 merged.merge(part)
             merged.joined()
         if merged.sums is None and any(transform.covers for transform in self.work.transforms):
@@ -239,6 +246,8 @@ class Engine:
         down = (broadcast_bytes(method, server) + 4 * len(state)) * sent_to + (nbytes(own) if own else 0)
         up, down = merged.bytes_up + (ruled.bytes_up if ruled else 0), down + (ruled.bytes_down if ruled else 0)
         norms = dict(zip(merged.clients, merged.norms))
+        used = np.array(cohort.clients, np.int64) if self.work.masks else None
+        self.unsettled = (asked, Settle(key, used)) if asked else None
         return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms, observed, secure)
 
     def _settled(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
@@ -248,7 +257,8 @@ class Engine:
             mine = rows[np.argsort(asked)[np.searchsorted(np.sort(asked), cohort.clients)]]
 
         def ask(what: str, told: Tree) -> list[Tree]:
-            return [found for found in self._all("answer", what, told) if found is not None]
+            answers = self._everywhere(Call("answer", {"what": what, "told": told}))
+            return [found for found in answers if found is not None]
 
         many = len(leaves(shared)[0]) if rows is not None else 1
         work = self.work
@@ -261,21 +271,22 @@ class Engine:
         ready = np.sort(np.array(cohort.clients, np.int64))
         many = len(leaves(shared)[0]) if rows is not None else 1
         found = self.sums.add_up(self._secure, contacted, ready, rows, many)
-        self._all("settle", np.array(found.clients, np.int64))
         sums = found.sums or cohort.sums  # empty, or the zeros that noise has to cover
         secured = Secured(found.bytes_up, found.bytes_down, (*refused, *found.refused))
         return replace(cohort, sums=sums, clients=found.clients), secured
 
     def _secure(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
         """A step of secure sums: each client is asked where it lives; one that refuses ends the run."""
-        if self.host or step in ("directory", "form"):
-            answers = self._all("secure", step, told)
+        if len(self.remotes) == 1 or step in ("directory", "form"):
+            answers = self._everywhere(Call("secure", {"step": step, "told": told}))
         else:
-            clients = np.array(list(told), np.int64)
-            home = self.home(clients)
-            for place, worker in enumerate(self.workers):
-                worker.start("secure", step, {client: told[client] for client in clients[home == place].tolist()})
-            answers = self._answers()
+            home = self.home(np.array(list(told), np.int64))
+            shares = [[client for client, at in zip(told, home) if at == place] for place in range(len(self.remotes))]
+            asked = {
+                place: Call("secure", {"step": step, "told": {client: told[client] for client in share}})
+                for place, share in enumerate(shares)
+            }
+            answers = list(self._ask(asked).values())
         for _, refusal in answers:
             if refusal:
                 raise UserError(refusal)
@@ -287,10 +298,8 @@ class Engine:
 
     def template(self) -> Tree:
         """What a message of the stage looks like, all zeros."""
-        if self.host:
-            return self.host.template()
-        self.workers[0].start("template")
-        template: Tree = self.workers[0].finish()
+        self._settle()
+        template: Tree = self._ask({0: Call("template")})[0]
         return template
 
     # -- personal models -----------------------------------------------------------------------------------------------
@@ -305,14 +314,22 @@ class Engine:
         method = self.work.method
         shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
         parts = {name: part for name, part in parts.items() if part.sizes(clients).sum()}
-        if self.host:
-            return self.host.examine(shared, own, clients, support, parts, key, rows, by_row)
-        shares = self._shares(clients, support.sizes(clients) + 1)
-        for worker, share in zip(self.workers, shares):
-            mine = take(own, torch.from_numpy(share)) if own else None
-            worker.start("examine", shared, mine, clients[share], support, parts, key, _some(rows, share), by_row)
+        self._settle()
+        shares = self._shares(clients, lambda: support.sizes(clients) + 1)
+        alone = len(self.remotes) == 1
+        told = {"shared": shared, "support": support, "parts": parts, "key": key, "by_row": by_row}
+        answers: dict[int, Scores] = self._ask({
+            place: Call("examine", {
+                **told, "own": own if alone or not own else take(own, torch.from_numpy(share)),
+                "clients": clients[share], "rows": _some(rows, share),
+            })
+            for place, share in enumerate(shares) if alone or len(share)
+        })  # fmt: skip
+        if alone:
+            return answers[0]
         out: Scores = {}
-        for answer, share in zip(self._answers(), shares):
+        for at, answer in answers.items():
+            share = shares[at]
             for part, sums in answer.items():
                 for metric, values in sums.items():
                     sizes = parts[part].sizes(clients)
@@ -325,12 +342,11 @@ class Engine:
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
         """One client's chosen personal model."""
         shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))
-        rows = self._rows(server, np.array([client]))
-        if self.host:
-            return self.host.personal(shared, own, client, support, candidate, key, rows)
-        worker = self.workers[int(self.home(np.array([client]))[0])]
-        worker.start("personal", shared, own, client, support, candidate, key, rows)
-        params: Params = worker.finish()
+        self._settle()
+        told: dict[str, Any] = {"shared": shared, "own": own, "rows": self._rows(server, np.array([client]))}
+        told |= {"client": client, "support": support, "candidate": candidate, "key": key}
+        place = int(self.home(np.array([client]))[0])
+        params: Params = self._ask({place: Call("personal", told)})[place]
         return params
 
     # -- private state on disk -----------------------------------------------------------------------------------------
@@ -338,30 +354,26 @@ class Engine:
         """Each host writes its own clients' rows; returns the names of all files that private state now lies in."""
         if not self.stateful:
             return []
-        paths = [folder / f"{name}-{place}.safetensors" for place in range(max(len(self.workers), 1))]
-        if self.host:
-            return self.host.save_private(paths[0], only_dirty, run)
-        for worker, path in zip(self.workers, paths):
-            worker.start("save_private", path, only_dirty, run)
-        return list(dict.fromkeys(segment for segments in self._answers() for segment in segments))
+        self._settle()
+        told = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
+        calls = {place: Call("save_private", {**told, "name": f"{name}-{place}"}) for place in range(len(self.remotes))}
+        return list(dict.fromkeys(segment for segments in self._ask(calls).values() for segment in segments))
 
-    def kept_layers(self) -> list[str]:
+    def kept_layers(self, point: str = "") -> list[str]:
         """The files of clients' own layers that a stage before this one left."""
-        return [name for names in self._all("kept_layers") for name in names] if self.layered else []
+        return [name for names in self._all("kept_layers", point=point) for name in names] if self.layered else []
 
-    def load_private(self, paths: list[Path]) -> None:
-        """Give each host the rows of its own clients, in the order written."""
-        for path in paths:
-            if self.host:
-                self.host.load_private(path)
-                continue
-            from bespoke.storage import open_arrays
-
-            clients = open_arrays(path)[0]["clients"].numpy()
-            home = self.home(clients)
-            for place, worker in enumerate(self.workers):
-                worker.start("load_private", path, set(clients[home == place].tolist()))
-            self._answers()
+    def load_private(self, paths: Sequence[Path], point: str = "") -> None:
+        """Give each host the rows of its own clients, in the order written; `point`: the name of what was saved."""
+        if not paths and not self.stateful:
+            return
+        self._settle()
+        several = len(self.remotes) if self.homes is None else 1
+        told = {"folder": str(paths[0].parent) if paths else "", "names": [path.name for path in paths], "point": point}
+        self._ask({
+            place: Call("load_private", {**told, "share": (place, several) if several > 1 else None})
+            for place in range(len(self.remotes))
+        })  # fmt: skip
 
 
 def _stretches(sizes: Ints, share: Ints) -> Ints:

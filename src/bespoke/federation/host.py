@@ -1,12 +1,13 @@
 """A host runs client work: it owns some clients' data and private state and hands back sums, never single updates.
 
-The same host runs in this process, in a worker process, or (later) in a Ray actor or a Flower ClientApp: `train` and
-`examine` take and give plain values.
+The same host runs in this process, in a worker process, in a Ray actor or at a site of a federation: its methods are
+the operations of calls.py. A round's new private state is provisional until `settle` says what became of the round.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Rows, Support, Train, Validation
+from bespoke.data.standardize import moments
 from bespoke.declarations import stacks
 from bespoke.devices import CPU, has_double, home, onto, working_on
 from bespoke.errors import UserError
@@ -27,9 +29,12 @@ from bespoke.federation.held import Held
 from bespoke.federation.local_layers import SUFFIX, LocalLayers
 from bespoke.federation.partial import Partial, collect
 from bespoke.federation.private_state import PrivateTable
+from bespoke.federation.processes import RemoteLost
+from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.messages.transform import Outgoing, State
 from bespoke.models.fast import kernels
+from bespoke.storage import open_arrays
 from bespoke.tensors import Params, Tree, leaves, nbytes, stack, take, zeros_like
 
 Ints = NDArray[np.int64]
@@ -46,6 +51,14 @@ class CohortPlan:
     examples: int
 
 
+@dataclass
+class Provisional:
+    """What clients hold after a round that may yet not have happened: rows of the tables, in chunks."""
+
+    key: int  # the round's
+    chunks: list[tuple[Ints, NDArray[np.uint8], NDArray[np.uint8] | None]] = field(default_factory=list)
+
+
 class Host:
     """Runs clients of one population in this process."""
 
@@ -55,7 +68,16 @@ class Host:
         self.private = PrivateTable({})
         self.layers: LocalLayers | None = None  # of clients' own, where the model has some; a stage hands them on
         self.members: Any = None  # of secure sums: their identities last as long as the host
-        self.unsettled: list[tuple[Ints, Tree]] = []  # private state of a round that may yet be refused
+        self.provisional: Provisional | None = None  # of the last round, until it is settled
+        self.settled: int | None = None  # the key of the round that was settled last
+
+    def hello(self) -> Roster:
+        """Who lives here."""
+        return Roster.of(self.population)
+
+    def moments(self, train: Train, centres: dict[str, float]) -> Tree:
+        """Sums of this place's training rows, of which a federation's means and deviations are made."""
+        return moments(self.population, self._held(train), centres)
 
     def open(self, work: ClientWork, params: Params) -> None:
         """Begin a stage; `params` are what a client's private state starts from."""
@@ -74,6 +96,7 @@ class Host:
         self.stacks = compiled and stacks(work.method.client_round) and not task.safe
         self.plan: CohortPlan | None = None
         self.held: Held | None = None
+        self.provisional = None
 
     def _initial(self, params: Params) -> Tree:
         """What a client holds before its first round: the method's state, and what transforms remember beside it."""
@@ -88,9 +111,9 @@ class Host:
     def template(self) -> Tree:
         """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
         method, client = self.work.method, self.train_rows.clients[:1]
-        server = method.init_server(self.params, self.work.before(self.population))
-        shared = method.broadcast(server) if method.groups(server) is None else take(method.broadcast(server), 0)
-        down = {**shared, **method.unicast(server, int(client[0]))}
+        down = self.work.sample
+        if down is None:
+            down = self.work.first_sent(self.params, Roster.of(self.population), int(client[0]))
         orders = Orders.draw(self.train_rows, client, method.batching(), 0, self.device)
         private = method.init_private(self.params)
         layers = self.layers.start if self.layers else {}
@@ -109,14 +132,10 @@ class Host:
         stacked = orders.stacked(positions)
         return replace(stacked, draws=True) if self.work.method.task.draws else stacked
 
-    def move(self, population: Population, train: Train) -> None:
+    def move(self, train: Train) -> None:
         """From now on the same clients have these rows; what they hold besides is theirs and stays."""
-        self.population = population
-        self.train_rows, self.plan = self._held(train), None
-
-    def tell(self, state: State) -> None:
-        """What the server tells all clients of its transforms."""
-        self.told = state
+        self.population = train.population
+        self.train_rows, self.plan = train, None
 
     def _use_threads(self) -> None:
         # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
@@ -135,14 +154,18 @@ class Host:
     # -- training ----------------------------------------------------------------------------------------------------
     def train(
         self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None,
-        rows: Ints | None = None, number: int = 0,
+        rows: Ints | None = None, number: int = 0, told: State | None = None,
     ) -> Partial:  # fmt: skip
         """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's.
 
         rows: which row of `shared`, and of the sums, is each client's; where clients come in groups. `number`: of the
-        round, from 1, which schedules go by.
+        round, from 1, which schedules go by. `told`: what the server tells all clients of its transforms.
+
+        What clients hold after the round is provisional, under its key. The same round again replaces it.
         """
         self._use_threads()
+        self.told = told or self.told
+        self.provisional = Provisional(key)
         method = self.work.method
         batching = method.batching()
         if self.plan is None or not self.plan.layout.serves(self.train_rows, clients, batching):
@@ -154,7 +177,7 @@ class Host:
         # noise and norms are computed in float64
         counter = CPU if self.work.transforms and not has_double(self.device) else self.device
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
-        told = batching.steps > 0 and not any(transform.hides for transform in self.work.transforms)
+        counted = batching.steps > 0 and not any(transform.hides for transform in self.work.transforms)
         taken = np.full(len(clients), batching.steps)
         for positions in self.plan.chunks:
             chosen = clients[positions]
@@ -162,7 +185,7 @@ class Host:
             with working_on(self.device):
                 common, mine = _sent(shared, own, rows, positions)
                 new, up, layers = self._trained(common, mine, private, orders, positions, chosen)
-            if told and "steps" in new:
+            if counted and "steps" in new:
                 taken[positions] = new["steps"].cpu().numpy()
             new, up, memory, layers = (onto(tree, counter) for tree in (new, up, memory, layers))
             with working_on(counter):
@@ -174,12 +197,9 @@ class Host:
                 groups = 0 if rows is None else len(leaves(shared)[0])
                 kept = {"state": self._joined(new, sent.memory), "layers": layers}
                 good, kept = collect(result, self.work, chosen, kept, sent.up, places, groups)
-                if self.work.masks:
-                    self.unsettled.append((good, home(kept)))
-                else:
-                    self._keep(good, kept)
+                self._note(self.provisional, good, kept)
         result.joined()
-        if told:
+        if counted:
             result.steps, result.examples = work_of(self.plan.layout.sizes, batching, taken)
         if self.work.masks:
             self._members().hold(result.each, result.clients)
@@ -217,19 +237,30 @@ class Host:
         except UserError as refusal:
             return {}, str(refusal)
 
-    def settle(self, used: Ints) -> None:
-        """Keep the private state of the clients whose messages were used; the round of the others did not happen."""
-        for clients, private in self.unsettled:
-            kept = np.isin(clients, used)
-            if kept.any():
-                self._keep(clients[kept], take(private, torch.from_numpy(kept)))
-        self.unsettled = []
+    def settle(self, key: int, used: Ints | None = None) -> None:
+        """Keep what a round made of its clients' private state: of all of them, or of those whose messages were used.
 
-    def _keep(self, clients: Ints, kept: Tree) -> None:
-        """Store what clients hold after a round."""
-        self.private.write(clients, kept["state"])
-        if self.layers:
-            self.layers.write(clients, kept["layers"])
+        For the others the round did not happen.
+        """
+        made = self.provisional
+        if made is None or made.key != key:
+            if key == self.settled:
+                return
+            raise RemoteLost(f"the private state that round {key} made is not here any more; go back to a checkpoint")
+        for clients, state, layers in made.chunks:
+            kept: Any = slice(None) if used is None else np.isin(clients, used)
+            self.private.put(clients[kept], state[kept])
+            if self.layers and layers is not None:
+                self.layers.table.put(clients[kept], layers[kept])
+        self.provisional, self.settled = None, key
+
+    def _note(self, made: Provisional, clients: Ints, kept: Tree) -> None:
+        """Note what clients hold after a round, if they hold anything."""
+        if self.private or self.layers:
+            state, many = self.private.packed(kept["state"], len(clients)), len(clients)
+            made.chunks.append(
+                (clients, state, self.layers.table.packed(kept["layers"], many) if self.layers else None)
+            )
 
     def _parted(self, private: Tree) -> tuple[Tree, Tree]:
         """A client's state: what the method sees of it, and what its transforms remember."""
@@ -372,21 +403,38 @@ class Host:
         return down, take(private, place), support
 
     # -- private state -------------------------------------------------------------------------------------------------
-    def save_private(self, path: Path, only_dirty: bool = True, run: str = "") -> list[str]:
+    def save_private(self, folder: str | Path, name: str, only_dirty: bool = True, run: str = "") -> list[str]:
+        """Write what changed since the last segment; returns the names of all files that private state now lies in."""
+        path = Path(folder) / f"{name}.safetensors"
         names = self.private.save(path, only_dirty, run)
         if self.layers:
             names += self.layers.table.save(path.with_stem(f"{path.stem}{SUFFIX}"), only_dirty, run)
         return names
 
-    def load_private(self, path: Path, only: set[int] | None = None) -> None:
-        if path.stem.endswith(SUFFIX) and self.layers:
-            self.layers.table.load(path, only)
-        else:
-            self.private.load(path, only)
+    def load_private(
+        self, folder: str | Path, names: Sequence[str], share: tuple[int, int] | None = None, point: str = ""
+    ) -> None:
+        """Read segments back, in the order written.
 
-    def kept_layers(self) -> list[str]:
+        share: (place, places) of this host among those that have written them, if there are several. `point`: the name
+        under which all was saved, for hosts that keep their files themselves.
+        """
+        for name in names:
+            path, only = Path(folder) / name, None
+            if share is not None:
+                clients = open_arrays(path)[0]["clients"].numpy()
+                only = set(clients[home_of(self.population.keys[clients], share[1]) == share[0]].tolist())
+            table = self.layers.table if self.layers and path.stem.endswith(SUFFIX) else self.private
+            table.load(path, only)
+
+    def kept_layers(self, point: str = "") -> list[str]:
         """The files of layers that a stage before this one left."""
         return [segment.name for segment in self.layers.table.segments] if self.layers else []
+
+
+def home_of(keys: NDArray[np.uint64], places: int) -> Ints:
+    """The place that owns each client's private state, of so many places which could."""
+    return (keys % np.uint64(max(places, 1))).astype(np.int64)
 
 
 def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:

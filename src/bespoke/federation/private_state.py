@@ -70,9 +70,18 @@ class PrivateTable:
         return self._unpack(packed)
 
     def write(self, clients: Iterable[int], state: Tree) -> None:
+        chosen = [int(client) for client in clients]
+        self.put(chosen, self.packed(state, len(chosen)))
+
+    def packed(self, state: Tree, count: int) -> NDArray[np.uint8]:
+        """The state of so many clients as rows of the table, which is not changed."""
+        return self._pack(_named(state), count) if self and count else np.zeros((count, 0), np.uint8)
+
+    def put(self, clients: Iterable[int], packed: NDArray[np.uint8]) -> None:
+        """Take rows that `packed` made into the table."""
         chosen = [int(client) for client in clients] if self else []
         if chosen:
-            self._store(chosen, self._pack(_named(state), len(chosen)))
+            self._store(chosen, packed)
 
     def _store(self, clients: list[int], packed: NDArray[np.uint8]) -> None:
         for client in clients:

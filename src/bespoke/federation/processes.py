@@ -20,6 +20,10 @@ class WorkerFailed(RuntimeError):
     """A worker process raised or died; its traceback, or how it died, is in the message."""
 
 
+class RemoteLost(WorkerFailed):
+    """A place where clients live is gone, and the state that it held with it."""
+
+
 class Child:
     """A process with so many threads, started at once; it ends with the one that started it, however that ends."""
 

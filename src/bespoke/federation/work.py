@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from bespoke.data.population import Population
 from bespoke.data.splits import Train
 from bespoke.declarations import changes
 from bespoke.federation.held import Collusion
+from bespoke.federation.roster import Roster
 from bespoke.messages.robust.exchange import Rule
 from bespoke.messages.secure.settings import SecureConfig
 from bespoke.messages.transform import Transform
 from bespoke.method import Method, Setting
 from bespoke.task import Gradient, Precision
+from bespoke.tensors import Params, Tree, take
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,14 @@ class Mode:
 
 
 @dataclass(frozen=True)
+class Described:
+    """An experiment's configuration as JSON has it, and which of its stages is meant."""
+
+    config: dict[str, Any]
+    stage: int
+
+
+@dataclass(frozen=True)
 class ClientWork:
     """What clients do in a stage: the method, what acts on its messages, and the rows they may use."""
 
@@ -40,16 +50,27 @@ class ClientWork:
     robust: Rule | None = None  # how changes become one, if not by their sum
     collusion: Collusion | None = None
     secure: SecureConfig | None = None  # messages are masked, and the server learns their sum alone
+    described: Described | None = None  # where it is described in plain values
+    sample: Tree | None = None  # what a client is sent in a first round; None: hosts make it, as a server would
 
     def __post_init__(self) -> None:
         for transform in self.transforms if self.method.trains else ():
             transform.check(self.method)
 
-    def before(self, population: Population) -> Setting:
+    def before(self, roster: Roster) -> Setting:
         """What the server knows before the first round."""
-        groups = population.group_numbers()
-        known = torch.zeros(len(population)) if groups is None else torch.from_numpy(groups)
-        return self.setting or Setting(0, len(population), len(self.train.clients), known)
+        if self.setting is not None:
+            return self.setting
+        groups = roster.group_numbers()
+        known = torch.zeros(len(roster)) if groups is None else torch.from_numpy(groups)
+        return Setting(0, len(roster), len(self.train.clients), known)
+
+    def first_sent(self, params: Params, roster: Roster, client: int) -> Tree:
+        """What a client of this number is sent in a first round."""
+        server = self.method.init_server(params, self.before(roster))
+        shared = self.method.broadcast(server)
+        shared = shared if self.method.groups(server) is None else take(shared, 0)
+        return {**shared, **self.method.unicast(server, client)}
 
     @property
     def holds(self) -> bool:

@@ -1,7 +1,7 @@
 """Hosts in worker processes, each single-threaded: the way to use all cores for heavy models.
 
 A worker opens the population from disk by itself (mapped, so the pages are shared), owns its clients' private state and
-answers with partial sums. Messages are (name of a Host method, arguments) over a pipe, arrays as numpy.
+answers with partial sums. Calls go through a pipe by pickle, arrays as numpy: both ends are this program.
 """
 
 from __future__ import annotations
@@ -12,45 +12,50 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bespoke.data.population import Population
+from bespoke.data.shared_copy import Lent
 from bespoke.data.splits import Rows
 from bespoke.errors import UserError
+from bespoke.federation.calls import Call, serve
 from bespoke.federation.host import Host
 from bespoke.federation.partial import Partial
-from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_parent
+from bespoke.federation.processes import CONTEXT, Child, RemoteLost, WorkerFailed, obey_parent
 from bespoke.federation.work import ClientWork, Mode
-from bespoke.tensors import tree_map
+
+
+class _Leaf(NamedTuple):
+    """A tensor on its way through a pipe: plain bytes, no shared-memory handles to leak."""
+
+    array: NDArray[Any]
 
 
 def _portable(value: Any) -> Any:
-    """Tensors as numpy arrays: plain bytes in the pipe, no shared-memory handles to leak."""
     if isinstance(value, torch.Tensor):
-        return value.detach().numpy()
+        return _Leaf(value.detach().numpy())
     if isinstance(value, dict):
         return {name: _portable(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_portable(entry) for entry in value]
     if isinstance(value, Partial):
         value.sums, value.each = _portable(value.sums), _portable(value.each)
     return value
 
 
 def _restored(value: Any) -> Any:
-    if isinstance(value, Partial):
-        value.sums = None if value.sums is None else tree_map(torch.as_tensor, value.sums)
-        value.each = tree_map(torch.as_tensor, value.each)
-        return value
-    return _tensors(value)
-
-
-def _tensors(value: Any) -> Any:
-    """A tree of arrays as a tree of tensors; anything else as it is."""
+    if isinstance(value, _Leaf):
+        return torch.as_tensor(value.array)
     if isinstance(value, dict):
-        return {name: _tensors(entry) for name, entry in value.items()}
-    return torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+        return {name: _restored(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_restored(entry) for entry in value]
+    if isinstance(value, Partial):
+        value.sums, value.each = _restored(value.sums), _restored(value.each)
+    return value
 
 
 def _send(pipe: Connection, value: Any) -> None:
@@ -71,35 +76,27 @@ def _receive(pipe: Connection) -> Any:
 
 
 def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
-    """The worker's loop: run Host methods until the pipe closes."""
+    """The worker's loop: carry out calls until the pipe closes."""
     obey_parent()
     torch.set_num_threads(mode.threads)
-    host = Host(Population.open(folder, resident=True), mode)
+    population = Population.open(folder, resident=True)
+    host = Host(population, mode)
     while True:
         try:
-            name, arguments = _receive(pipe)
+            operation, values, settle, elsewhere = _receive(pipe)
         except (EOFError, OSError):
             return
         try:
-            if name == "open":
-                work, params = arguments
-                host.open(_rebound(work, host.population), _tensors(params))
-                answer: Any = None
-            elif name == "move":
-                population = Population.open(arguments[0], resident=True)
-                host.move(population, _rebound(arguments[1], population))
-                answer = None
-            elif name in ("train", "examine", "values", "personal"):
-                shared, own, *rest = arguments
-                rest = [_rebound(value, host.population) for value in rest]
-                answer = _portable(getattr(host, name)(_tensors(shared), _tensors(own), *rest))
-            else:
-                answer = _portable(getattr(host, name)(*map(_tensors, arguments)))
-            result = True, answer
+            if elsewhere is not None:
+                population = Population.open(elsewhere, resident=True)
+            values = {name: _rebound(_restored(value), population) for name, value in values.items()}
+            result: tuple[str, Any] = "fine", _portable(serve(host, Call(operation, values, settle)))
         except UserError as error:
-            result = False, error
+            result = "refused", error
+        except RemoteLost as error:
+            result = "lost", str(error)
         except Exception:
-            result = False, traceback.format_exc()
+            result = "failed", traceback.format_exc()
         with suppress(OSError):  # nobody listens: the next look at the pipe ends this
             _send(pipe, result)
 
@@ -115,35 +112,77 @@ def _rebound(value: Any, population: Population | None) -> Any:
     return value
 
 
-class Worker:
-    """A Host in another process. `start` sends a call, `finish` waits for its answer, so that workers overlap."""
+class Lending:
+    """The population on disk for so many workers, which map it; after a move it is another one."""
 
-    def __init__(self, folder: Path, mode: Mode, name: str = "a worker") -> None:
-        self.name = name
+    def __init__(self, population: Population, workers: int) -> None:
+        self.population, self.lent = population, Lent(population)
+        self.before: Lent | None = None  # until all workers have left it
+        self.workers, self.moved = workers, 0
+
+    def folder_of(self, population: Population) -> Path:
+        if population is not self.population:
+            self.before, self.lent, self.population, self.moved = self.lent, Lent(population), population, 0
+        return self.lent.folder
+
+    def left(self) -> None:
+        """A worker has moved to the population of now."""
+        self.moved += 1
+        if self.before is not None and self.moved == self.workers:
+            self.before.close()
+            self.before = None
+
+    def close(self) -> None:
+        """A worker has ended."""
+        self.workers -= 1
+        if not self.workers:
+            for lent in (self.before, self.lent):
+                if lent is not None:
+                    lent.close()
+
+
+class Worker:
+    """A remote whose host lives in a process of its own."""
+
+    def __init__(self, lending: Lending, mode: Mode, name: str = "a worker") -> None:
+        self.name, self.lending = name, lending
+        self.operation = ""  # that it was asked for last
         self.pipe, theirs = CONTEXT.Pipe()
-        self.child = Child(_serve, (theirs, folder, mode), mode.threads)
+        self.child = Child(_serve, (theirs, lending.lent.folder, mode), mode.threads)
         theirs.close()
 
-    def start(self, name: str, *arguments: Any) -> None:
+    def start(self, call: Call) -> None:
+        self.operation = call.operation
+        moves = call.operation == "move"
+        elsewhere = self.lending.folder_of(call.values["train"].population) if moves else None
+        values = {name: _portable(_rebound(value, None)) for name, value in call.values.items()}
         try:
-            _send(self.pipe, (name, tuple(_portable(_rebound(value, None)) for value in arguments)))
+            _send(self.pipe, (call.operation, values, call.settle, elsewhere))
         except OSError:
             raise self._died() from None
 
     def finish(self) -> Any:
         try:
-            fine, answer = _receive(self.pipe)
+            outcome, answer = _receive(self.pipe)
         except (EOFError, OSError):
             raise self._died() from None
-        if not fine and isinstance(answer, UserError):
+        if outcome == "refused":
             raise answer
-        if not fine:
+        if outcome == "lost":
+            raise RemoteLost(f"{self.name}: {answer}")
+        if outcome == "failed":
             raise WorkerFailed(f"{self.name} failed:\n{answer}")
+        if self.operation == "move":
+            self.lending.left()
         return _restored(answer)
 
-    def _died(self) -> WorkerFailed:
-        return WorkerFailed(f"{self.name} {self.child.death()}; try fewer workers (--workers or engine.workers)")
+    def alive(self) -> bool:
+        return self.child.process.is_alive()
+
+    def _died(self) -> RemoteLost:
+        return RemoteLost(f"{self.name} {self.child.death()}; try fewer workers (--workers or engine.workers)")
 
     def close(self) -> None:
         self.pipe.close()
         self.child.close()
+        self.lending.close()

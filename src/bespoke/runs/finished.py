@@ -50,8 +50,7 @@ class Models:
         start, setting = begun["params"], experiment.setting(found.stage, begun)
         self.host.open(ClientWork(self.method, experiment.split.train, experiment.transforms, setting), start)
         self.start, self.setting = start, setting
-        for name in found.segments:
-            self.host.load_private(folder.path / "private" / name)
+        self.host.load_private(folder.path / "private", found.segments)
         self.server = found.server if found.round >= 0 else self.method.init_server(start, setting)
         self.groups = self.method.groups(self.server)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bespoke.callbacks.callback import Callback
+from bespoke.data.population import Population
 from bespoke.data.splits import Train
 from bespoke.experiment.experiment import (
     Cohorts,
@@ -58,6 +59,7 @@ class Run:
     after_point: Callable[[int, float], None] | None = None  # a point of the learning curve: may raise Pruned
     callbacks: Sequence[Callback] | None = None  # who is told; None: those of the experiment, which alone end stages
     name: str = ""  # what callbacks call this run
+    engine_of: Callable[[Population, EngineChoice], Engine] = Engine  # where clients live; default: a simulation
 
     def __post_init__(self) -> None:
         (self.folder.path / "private").mkdir(exist_ok=True)
@@ -89,7 +91,7 @@ class Run:
         start: Tree = {"params": params}
         self.account = account_of(experiment, self.folder.path, self.progress.note)
         how = execution(experiment, params, self.folder.path, self.how, self.progress.note)
-        with Engine(self.now.population, how) as engine:
+        with self.engine_of(self.now.population, how) as engine:
             self.engine = engine  # studies look at clients' private state after a round
             self.scoring = Scoring(experiment, engine, self.progress, self.stop)
             server: Tree = {}
@@ -120,7 +122,7 @@ class Run:
     def _stage(self, engine: Engine, place: int, stage: Stage, start: Tree, found: Checkpoint | None) -> Tree:
         experiment, method, params = self.experiment, stage.method, start["params"]
         setting = experiment.setting(place, start)
-        engine.open(experiment.work(method, self.now.split.train, experiment.acting(place), setting), params)
+        engine.open(experiment.work(method, self.now.split.train, experiment.acting(place), setting, place), params)
         rounds = stage.rounds
         server, begin = method.init_server(params, setting), 0
         if self.account:
@@ -128,11 +130,12 @@ class Run:
         if self.account and rounds:
             self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
             rounds = self.account.rounds(place)
-            engine.open(experiment.work(method, self.now.split.train, self.account.around(place), setting), params)
+            acting = self.account.around(place)
+            engine.open(experiment.work(method, self.now.split.train, acting, setting, place), params)
         self.state, self.used, self.curve = engine.start(), {}, []
         if found is None or found.round < 0:
             # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
-            self.segments = engine.kept_layers()
+            self.segments = engine.kept_layers(f"{place:03d}-begin")
             if found is None:
                 if place == 0:
                     self.folder.rewind({})
@@ -145,7 +148,7 @@ class Run:
                 self.folder.rewind(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
                 self.segments = list(found.segments)  # clients' own layers, of the stage before
-                engine.load_private([self.folder.path / "private" / name for name in self.segments])
+                self._load_private(engine, f"{place:03d}-begin")
             self.teller.enter(place)
             shared = None
             # the personal models of a last stage with private state need that state, which stays in its run
@@ -166,7 +169,7 @@ class Run:
             self._append(found.about.get("lines", {}))
             if "lines" in found.about:
                 self.teller.line(found.about["lines"]["rounds.jsonl"])
-            engine.load_private([self.folder.path / "private" / name for name in self.segments])
+            self._load_private(engine, saved_as(place, begin))
         self._enter(engine, place, max(begin, 1))
         if not stage.rounds:
             return server
@@ -193,6 +196,9 @@ class Run:
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
+                    engine.commit()
+                else:
+                    engine.abandon()
             last = number == rounds or (stage.auto and settled(server))
             note = self._log(engine, place, method, number, draw, outcome, server, last, change)
             self.folder.append("timing.jsonl", {"stage": place, "round": number, "seconds": time.monotonic() - began})
@@ -243,7 +249,8 @@ class Run:
         """A checkpoint; `lines`: what the logs will yet say of its last round; `ended`: no round is left."""
         final = ended and place == len(self.experiment.stages) - 1
         if number > 0:
-            name, folder = f"{place:03d}-{number:07d}", self.folder
+            folder = self.folder
+            name = saved_as(place, number)
             self.segments = engine.save_private(folder.path / "private", name, not final, folder.run)
         about = {
             "excluded": dict(self.excluded), **({"state": self.state} if self.state else {}),
@@ -252,6 +259,9 @@ class Run:
         }  # fmt: skip
         made = Checkpoint(place, number, server, self.folder.marks(), self.segments, about)
         self.folder.save(made, keep=1 if final else 2)
+
+    def _load_private(self, engine: Engine, point: str) -> None:
+        engine.load_private([self.folder.path / "private" / name for name in self.segments], point)
 
     def _log(
         self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
@@ -342,3 +352,8 @@ class Run:
             about = {"excluded": dict(self.excluded), "curve": self.curve}
             share(self.cache / stage_key(self.experiment.config, place), place, self.folder, self.account,
                   lambda entry: Checkpoint(place, number, server, entry.marks(), [], about))  # fmt: skip
+
+
+def saved_as(place: int, number: int) -> str:
+    """The name under which hosts save the private state of a round."""
+    return f"{place:03d}-{number:07d}"

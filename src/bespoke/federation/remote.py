@@ -1,0 +1,47 @@
+"""Remotes: the places where clients live, as an engine sees them. They differ in transport alone."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from bespoke.federation.calls import Call, serve
+from bespoke.federation.host import Host
+
+
+class Remote(Protocol):
+    """A place with a host. It has one call at a time: `start` sends it, `finish` waits for its answer.
+
+    `finish` raises UserError (the host says so), WorkerFailed (the host failed) or RemoteLost (the host is gone, and
+    with it the state of its clients). `start` may raise RemoteLost too.
+    """
+
+    @property
+    def name(self) -> str: ...  # for messages to the user: "worker 1 of 4"
+    def start(self, call: Call) -> None: ...
+    def finish(self) -> Any: ...
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Here:
+    """Clients that live in this process. A call is carried out when its answer is asked for."""
+
+    name = "this process"
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.call: Call | None = None
+
+    def start(self, call: Call) -> None:
+        self.call = call
+
+    def finish(self) -> Any:
+        call, self.call = self.call, None
+        assert call is not None, "nothing was asked"
+        return serve(self.host, call)
+
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
