@@ -33,7 +33,7 @@ from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 from bespoke.tensors import Tree, flatten, take
 from kills import assert_identical, contents
-from loopback import Loop, federation, site, split_up
+from loopback import Loop, SiteHost, federation, site, split_up
 
 LOOPED = Choice(False, 1, 0, 1, "autograd", "for the tests")
 
@@ -226,7 +226,9 @@ def test_a_site_behind_a_wire_gives_the_bytes_of_a_simulation(name: str, tmp_pat
     def over_the_wire(population: Population, choice: Choice) -> Engine:
         folder = tmp_path / "there" / "private"
         engine, wires = federation([population], choice, [folder], lose=lambda sent: sent % 3 == 0)
-        wires[0].site.host.tells = True  # else its files would not be named in checkpoints
+        host = wires[0].site.host
+        assert isinstance(host, SiteHost)
+        host.tells = True  # else its files would not be named in checkpoints
         loops.extend(wires)
         return engine
 

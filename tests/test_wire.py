@@ -46,9 +46,11 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor | np.ndarray):
-        raw = [v.numpy() if isinstance(v, torch.Tensor) and v.dtype != torch.bfloat16 else v for v in (one, other)]
+        if isinstance(one, torch.Tensor) and one.dtype == torch.bfloat16:
+            return False
+        raw: list[np.ndarray[Any, Any]] = [v.numpy() if isinstance(v, torch.Tensor) else v for v in (one, other)]
         alike = one.dtype == other.dtype and one.shape == other.shape
-        return alike and all(isinstance(v, np.ndarray) for v in raw) and raw[0].tobytes() == raw[1].tobytes()
+        return alike and raw[0].tobytes() == raw[1].tobytes()
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple):
