@@ -49,7 +49,7 @@ def ready() -> None:
     torch.set_num_threads(1)
     for name in (
         "cli", "study.comparison", "study.tuning", "report.page", "report.trials", "analysis.analyze", "deploy.export",
-        "deploy.forget", "cli.list", "cli.progress", "models.fast.kernels",
+        "deploy.forget", "cli.listings", "cli.progress", "models.fast.kernels",
     ):  # fmt: skip
         importlib.import_module(f"bespoke.{name}")
     for name in ("pyarrow.parquet", "pyarrow.csv", "pandas", "torch.func", "torch._dynamo", "scipy.stats", "optuna"):

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake: shown without a traceback, exit code 2."""
+"""Exceptions without a traceback: a user's mistake (exit code 2), a process or a place that is gone (exit code 1)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """A user's mistake: what is wrong, the value found, where, and what to do next."""
+
+
+class WorkerFailed(RuntimeError):
+    """A worker process raised or died; its traceback, or how it died, is in the message."""
+
+
+class RemoteLost(WorkerFailed):
+    """A place where clients live is gone, and the state that it held with it."""
 
 
 def unknown(kind: str, value: object, allowed: Iterable[object], where: str = "") -> UserError:

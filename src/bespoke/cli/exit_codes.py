@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from bespoke.cli.console import print_error
 from bespoke.cli.output_folder import Stopped
-from bespoke.errors import UserError
+from bespoke.errors import UserError, WorkerFailed
 from bespoke.runs.events import Interrupted
 from bespoke.terminal import guard
 
@@ -68,10 +68,10 @@ def _outcome(work: Callable[[], object]) -> int:
     except MemoryError as error:
         print_error(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
         return 1
+    except WorkerFailed as error:
+        print_error(_with_notes(f"bespoke: {error}", error))
+        return 1
     except Exception as error:
-        if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
-            print_error(_with_notes(f"bespoke: {error}", error))
-            return 1
         if not hasattr(error, "format_message"):
             raise
         return _misused(error)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bespoke.errors import UserError
+from bespoke.errors import UserError, WorkerFailed
 from bespoke.runs.events import Interrupted
 
 # What lies in a folder that a command has begun: the only folders that --resume goes on with.
@@ -81,9 +81,8 @@ def resumable(folder: Path) -> Iterator[None]:
         raise
     except Interrupted as error:
         raise Stopped(f"{error}; go on with: {again}") from None
-    except Exception as error:
-        if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
-            error.add_note(f"Nothing finished is lost; go on with: {again}")
+    except WorkerFailed as error:
+        error.add_note(f"Nothing finished is lost; go on with: {again}")
         raise
 
 

@@ -12,16 +12,11 @@ from multiprocessing import resource_tracker, util
 from multiprocessing.connection import wait
 from typing import Any
 
+from bespoke.errors import RemoteLost as RemoteLost
+from bespoke.errors import WorkerFailed as WorkerFailed
+
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-
-
-class WorkerFailed(RuntimeError):
-    """A worker process raised or died; its traceback, or how it died, is in the message."""
-
-
-class RemoteLost(WorkerFailed):
-    """A place where clients live is gone, and the state that it held with it."""
 
 
 class Child:
