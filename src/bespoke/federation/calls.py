@@ -17,12 +17,12 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "move": {"train": "rows"},
     "template": {},
     "train": {
-        "shared": "tree", "own": "tree?", "clients": "clients", "key": "number", "coming": "clients?",
-        "rows": "clients?", "number": "number", "told": "tree",
+        "shared": "tree", "own": "tree?", "clients": "clients", "key": "number", "next_clients": "clients?",
+        "rows": "clients?", "number": "number", "transform_state": "tree",
     },
     "settle": {},
-    "answer": {"what": "text", "told": "tree"},
-    "secure": {"step": "text", "told": "by client"},
+    "answer": {"question": "text", "inputs": "tree"},
+    "secure": {"step": "text", "messages": "by client"},
     "examine": {
         "shared": "tree", "own": "tree?", "clients": "clients", "support": "rows", "parts": "parts", "key": "number",
         "rows": "clients?", "by_row": "text",

@@ -19,7 +19,7 @@ from bespoke.federation.batches import steps_of
 from bespoke.federation.calls import Call, Settle
 from bespoke.federation.examine import ROWS, Scores, fill
 from bespoke.federation.execution import Choice as Choice
-from bespoke.federation.held import settle
+from bespoke.federation.held import aggregate
 from bespoke.federation.host import Host, home_of
 from bespoke.federation.partial import Partial
 from bespoke.federation.places import places
@@ -192,12 +192,12 @@ class Engine:
 
     # -- a round -------------------------------------------------------------------------------------------------------
     def round(
-        self, server: Tree, clients: Ints, key: int, coming: Ints | None = None, state: State | None = None,
+        self, server: Tree, clients: Ints, key: int, next_clients: Ints | None = None, state: State | None = None,
         number: int = 0, contacted: Ints | None = None,
     ) -> RoundResult:  # fmt: skip
         """Run one round on a cohort and hand back sums; `commit` or `abandon` says whether the server has used them.
 
-        `coming`: who takes part in the next, if that is known; `state`: of the transforms, as the last round left it;
+        `next_clients`: the next cohort, if it is known; `state`: of the transforms, after the last round;
         `number`: of the round, from 1, which clients' schedules go by;
         `contacted`: the clients, and those that do not answer: secure sums have to get over their loss.
         """
@@ -214,11 +214,14 @@ class Engine:
             waits = self.work.holds or self.work.masks  # what an earlier round left there is not to be asked for
             asked = [place for place, share in enumerate(shares) if len(share) or waits]
             alone = len(self.remotes) == 1
-            told = {"shared": shared, "key": key, "coming": coming if alone else None, "number": number, "told": state}
+            values = {
+                "shared": shared, "key": key, "next_clients": next_clients if alone else None, "number": number,
+                "transform_state": state,
+            }  # fmt: skip
             self._settle()
             calls = {
                 place: Call("train", {
-                    **told, "own": own if alone or not own else take(own, torch.from_numpy(shares[place])),
+                    **values, "own": own if alone or not own else take(own, torch.from_numpy(shares[place])),
                     "clients": clients[shares[place]], "rows": _some(rows, shares[place]),
                 })
                 for place in asked
@@ -236,7 +239,7 @@ class Engine:
         secure = None
         if self.work.masks:
             cohort, secure = self._masked(cohort, everyone, self._rows(server, everyone), shared, refused)
-        ruled = self._settled(cohort, clients, rows, shared) if self.work.holds and cohort.clients else None
+        ruled = self._aggregated(cohort, clients, rows, shared) if self.work.holds and cohort.clients else None
         if ruled is not None:
             cohort = replace(cohort, sums=ruled.sums, each=ruled.each, clients=ruled.clients)
         observed: dict[str, Any] = {}
@@ -250,19 +253,19 @@ class Engine:
         self.unsettled = (asked, Settle(key, used)) if asked else None
         return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms, observed, secure)
 
-    def _settled(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
+    def _aggregated(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
         """A cohort by the robust rule, of the messages that hosts hold."""
         mine = None
         if rows is not None:
             mine = rows[np.argsort(asked)[np.searchsorted(np.sort(asked), cohort.clients)]]
 
-        def ask(what: str, told: Tree) -> list[Tree]:
-            answers = self._everywhere(Call("answer", {"what": what, "told": told}))
+        def ask(question: str, inputs: Tree) -> list[Tree]:
+            answers = self._everywhere(Call("answer", {"question": question, "inputs": inputs}))
             return [found for found in answers if found is not None]
 
         many = len(leaves(shared)[0]) if rows is not None else 1
         work = self.work
-        return settle(work.method, work.robust, work.collusion, ask, cohort.clients, mine, many)
+        return aggregate(work.method, work.robust, work.collusion, ask, cohort.clients, mine, many)
 
     def _masked(
         self, cohort: Cohort, contacted: Ints, rows: Ints | None, shared: Tree, refused: list[str]
@@ -275,22 +278,24 @@ class Engine:
         secured = Secured(found.bytes_up, found.bytes_down, (*refused, *found.refused))
         return replace(cohort, sums=sums, clients=found.clients), secured
 
-    def _secure(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
+    def _secure(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
         """A step of secure sums: each client is asked where it lives; one that refuses ends the run."""
         if len(self.remotes) == 1 or step in ("directory", "form"):
-            answers = self._everywhere(Call("secure", {"step": step, "told": told}))
+            answers = self._everywhere(Call("secure", {"step": step, "messages": messages}))
         else:
-            home = self.home(np.array(list(told), np.int64))
-            shares = [[client for client, at in zip(told, home) if at == place] for place in range(len(self.remotes))]
+            home = self.home(np.array(list(messages), np.int64))
+            shares = [
+                [client for client, at in zip(messages, home) if at == place] for place in range(len(self.remotes))
+            ]
             asked = {
-                place: Call("secure", {"step": step, "told": {client: told[client] for client in share}})
+                place: Call("secure", {"step": step, "messages": {client: messages[client] for client in share}})
                 for place, share in enumerate(shares)
             }
             answers = list(self._ask(asked).values())
         for _, refusal in answers:
             if refusal:
                 raise UserError(refusal)
-        return {client: said for found, _ in answers for client, said in found.items()}
+        return {client: message for found, _ in answers for client, message in found.items()}
 
     def start(self) -> State:
         """The transforms' state before the first round of a stage."""
@@ -317,10 +322,10 @@ class Engine:
         self._settle()
         shares = self._shares(clients, lambda: support.sizes(clients) + 1)
         alone = len(self.remotes) == 1
-        told = {"shared": shared, "support": support, "parts": parts, "key": key, "by_row": by_row}
+        common = {"shared": shared, "support": support, "parts": parts, "key": key, "by_row": by_row}
         answers: dict[int, Scores] = self._ask({
             place: Call("examine", {
-                **told, "own": own if alone or not own else take(own, torch.from_numpy(share)),
+                **common, "own": own if alone or not own else take(own, torch.from_numpy(share)),
                 "clients": clients[share], "rows": _some(rows, share),
             })
             for place, share in enumerate(shares) if alone or len(share)
@@ -343,10 +348,10 @@ class Engine:
         """One client's chosen personal model."""
         shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))
         self._settle()
-        told: dict[str, Any] = {"shared": shared, "own": own, "rows": self._rows(server, np.array([client]))}
-        told |= {"client": client, "support": support, "candidate": candidate, "key": key}
+        values: dict[str, Any] = {"shared": shared, "own": own, "rows": self._rows(server, np.array([client]))}
+        values |= {"client": client, "support": support, "candidate": candidate, "key": key}
         place = int(self.home(np.array([client]))[0])
-        params: Params = self._ask({place: Call("personal", told)})[place]
+        params: Params = self._ask({place: Call("personal", values)})[place]
         return params
 
     # -- private state on disk -----------------------------------------------------------------------------------------
@@ -355,8 +360,10 @@ class Engine:
         if not self.stateful:
             return []
         self._settle()
-        told = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
-        calls = {place: Call("save_private", {**told, "name": f"{name}-{place}"}) for place in range(len(self.remotes))}
+        values = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
+        calls = {
+            place: Call("save_private", {**values, "name": f"{name}-{place}"}) for place in range(len(self.remotes))
+        }
         return list(dict.fromkeys(segment for segments in self._ask(calls).values() for segment in segments))
 
     def kept_layers(self, point: str = "") -> list[str]:
@@ -369,9 +376,13 @@ class Engine:
             return
         self._settle()
         several = len(self.remotes) if self.homes is None else 1
-        told = {"folder": str(paths[0].parent) if paths else "", "names": [path.name for path in paths], "point": point}
+        values = {
+            "folder": str(paths[0].parent) if paths else "",
+            "names": [path.name for path in paths],
+            "point": point,
+        }
         self._ask({
-            place: Call("load_private", {**told, "share": (place, several) if several > 1 else None})
+            place: Call("load_private", {**values, "share": (place, several) if several > 1 else None})
             for place in range(len(self.remotes))
         })  # fmt: skip
 

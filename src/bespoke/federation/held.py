@@ -48,20 +48,20 @@ class Held:
         groups = None if rows is None else torch.from_numpy(rows)
         return cls(Messages.of(tuple(clients), up, form, groups, many), form, torch.tensor(bad, dtype=torch.bool))
 
-    def answer(self, what: str, told: Tree) -> Tree:
-        """What the server, or whoever leads the attack, is told by these clients."""
-        if what == "collude":
+    def answer(self, question: str, inputs: Tree) -> Tree:
+        """These clients' answer to the server, or to the leader of an attack."""
+        if question == "collude":
             return colluding(self.messages, self.bad)
-        if what == "agree":
+        if question == "agree":
             held = self.messages
-            up = replaced(held, self.form, self.bad, told)
+            up = replaced(held, self.form, self.bad, inputs)
             groups, many = held.blocks["common"].index, held.blocks["common"].many
             self.messages = Messages.of(held.clients, up, self.form, groups, many)
             return {}
-        return answer(self.messages, self.form, what, told)
+        return answer(self.messages, self.form, question, inputs)
 
 
-def settle(
+def aggregate(
     method: Method, rule: Rule | None, collusion: Collusion | None, ask: Ask, clients: tuple[int, ...],
     rows: NDArray[np.int64] | None, many: int,
 ) -> Combined:  # fmt: skip

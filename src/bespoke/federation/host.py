@@ -89,7 +89,7 @@ class Host:
         if task.layers and (self.layers is None or self.layers.start.keys() != task.layers.keys()):
             self.layers = LocalLayers(task.layers)
         params = self.layers.whole(params) if self.layers else params
-        self.params, self.told = params, State()
+        self.params, self.transform_state = params, State()
         self.private = PrivateTable(self._initial(params))
         # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
         compiled = self.mode.gradient == "fused" and task.has_closed_form
@@ -153,18 +153,18 @@ class Host:
 
     # -- training ----------------------------------------------------------------------------------------------------
     def train(
-        self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None,
-        rows: Ints | None = None, number: int = 0, told: State | None = None,
+        self, shared: Tree, own: Tree | None, clients: Ints, key: int, next_clients: Ints | None = None,
+        rows: Ints | None = None, number: int = 0, transform_state: State | None = None,
     ) -> Partial:  # fmt: skip
-        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's.
+        """One round on these clients; `own` is stacked unicast, one row a client; `next_clients` are the next round's.
 
         rows: which row of `shared`, and of the sums, is each client's; where clients come in groups. `number`: of the
-        round, from 1, which schedules go by. `told`: what the server tells all clients of its transforms.
+        round, from 1, which schedules go by. `transform_state`: what the server sends all clients for the transforms.
 
         What clients hold after the round is provisional, under its key. The same round again replaces it.
         """
         self._use_threads()
-        self.told = told or self.told
+        self.transform_state = transform_state or self.transform_state
         self.provisional = Provisional(key)
         method = self.work.method
         batching = method.batching()
@@ -172,8 +172,8 @@ class Host:
             self.plan = self._planned(Layout(self.train_rows, clients, batching, self.device))
         orders = self.plan.layout.draw(key, number)
         shared, own = self._put(shared), self._put(own) if own else None
-        if coming is not None:
-            self.population.expect(coming, columns_of(self.population))
+        if next_clients is not None:
+            self.population.expect(next_clients, columns_of(self.population))
         # noise and norms are computed in float64
         counter = CPU if self.work.transforms and not has_double(self.device) else self.device
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
@@ -189,7 +189,7 @@ class Host:
                 taken[positions] = new["steps"].cpu().numpy()
             new, up, memory, layers = (onto(tree, counter) for tree in (new, up, memory, layers))
             with working_on(counter):
-                sent = Outgoing(up, nbytes(up), self.population.keys[chosen], key, self.told, memory)
+                sent = Outgoing(up, nbytes(up), self.population.keys[chosen], key, self.transform_state, memory)
                 for transform in self.work.transforms:
                     sent = transform.client(sent)
                 result.bytes_up += sent.nbytes
@@ -219,9 +219,9 @@ class Host:
         bad = [int(key) in known for key in self.population.keys[result.clients]]
         return Held.of(self.work.method, up, result.clients, rows, many, bad)
 
-    def answer(self, what: str, told: Tree) -> Tree | None:
-        """What the clients whose messages are held say when the server asks."""
-        return self.held.answer(what, told) if self.held else None
+    def answer(self, question: str, inputs: Tree) -> Tree | None:
+        """The answer of the clients whose messages are held to a question of the server."""
+        return self.held.answer(question, inputs) if self.held else None
 
     def _members(self) -> Any:
         from bespoke.federation.masked import Members  # needs cryptography, an extra
@@ -230,10 +230,10 @@ class Host:
             self.members = Members(self.work.secure)
         return self.members
 
-    def secure(self, step: str, told: dict[int, Any]) -> tuple[dict[int, Any], str]:
+    def secure(self, step: str, messages: dict[int, Any]) -> tuple[dict[int, Any], str]:
         """What clients answer to a step of secure sums, or why one of them refuses."""
         try:
-            return self._members().answer(step, told), ""
+            return self._members().answer(step, messages), ""
         except UserError as refusal:
             return {}, str(refusal)
 
@@ -363,11 +363,11 @@ class Host:
             batches = self._stacked(orders, positions)
             found = vectorized_scores(method, shared, own, private, batches, scored, positions, new, by_row)
             return [(positions, found)]
-        met = (self._met(int(clients[p]), {**shared, **take(own, i)}, orders, p, private, i)
+        inputs = (self._personal_inputs(int(clients[p]), {**shared, **take(own, i)}, orders, p, private, i)
                for i, p in enumerate(positions))  # fmt: skip
         one = [
             scores(method, *of_one, {name: part.sliced(p).rows() for name, part in scored.items()}, new, by_row)
-            for of_one, p in zip(met, positions)
+            for of_one, p in zip(inputs, positions)
         ]
         # one by one, because clients differ in their numbers of rows
         return [(positions[i : i + 1], stack([each])) for i, each in enumerate(one)]
@@ -383,14 +383,14 @@ class Host:
         new = not self.private.holds(np.array([client]))[0]
         with working_on(device):
             common, mine = _sent(self._put(shared), self._put(own) if own else None, rows, np.zeros(1, np.int64))
-            met = self._met(client, {**common, **take(mine, 0)}, orders, 0, private, 0)
-            for place, model in enumerate(candidates(self.work.method, *met, new)):
+            inputs = self._personal_inputs(client, {**common, **take(mine, 0)}, orders, 0, private, 0)
+            for place, model in enumerate(candidates(self.work.method, *inputs, new)):
                 if place == candidate:
                     chosen: Params = home(model)
                     return chosen
         raise IndexError(candidate)
 
-    def _met(
+    def _personal_inputs(
         self, client: int, down: Tree, orders: Orders, position: int, private: Tree, place: int
     ) -> tuple[Tree, Tree, SlicedBatches]:
         """What a client makes its personal model of: what it was sent, its private state, and its rows."""

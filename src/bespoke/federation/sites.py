@@ -25,7 +25,7 @@ from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
 Describe = Callable[[ClientWork, Params, Roster], Opening]
-SERVER_STEPS = ("directory", "form")  # of secure sums: what is told and said there is not by client
+SERVER_STEPS = ("directory", "form")  # of secure sums: their messages are not by client
 
 
 class Transport(Protocol):
@@ -81,7 +81,7 @@ class Numbered:
             raise UserError(f"{self.name}: rows that come and go (since, until) stay on one machine; leave them out")
         if call.operation == "open":
             values["work"] = self.describe(values["work"], values["params"], self.roster)
-        for name in ("clients", "coming"):
+        for name in ("clients", "next_clients"):
             if values.get(name) is not None:
                 values[name] = self._here(values[name])
         if "client" in values:
@@ -89,7 +89,7 @@ class Numbered:
         if "folder" in values:  # where files lie there is not known here
             values["folder"] = ""
         if call.operation == "secure" and values["step"] not in SERVER_STEPS:
-            values["told"] = {int(self.place[client]): said for client, said in values["told"].items()}
+            values["messages"] = {int(self.place[client]): message for client, message in values["messages"].items()}
         if settle is not None and settle.used is not None:
             settle = Settle(settle.key, self._here(settle.used))
         self.remote.start(replace(call, values=values, settle=settle))
@@ -103,8 +103,8 @@ class Numbered:
                     raise UserError(f"{self.name} answered for clients that it does not have")
                 setattr(answer, name, self.numbers[found].tolist())
         if self.call.operation == "secure" and self.call.values["step"] not in SERVER_STEPS:
-            said, refusal = answer
-            return {int(self.numbers[client]): message for client, message in said.items()}, refusal
+            messages, refusal = answer
+            return {int(self.numbers[client]): message for client, message in messages.items()}, refusal
         return answer
 
     def alive(self) -> bool:

@@ -97,7 +97,7 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
             result = "lost", str(error)
         except Exception:
             result = "failed", traceback.format_exc()
-        with suppress(OSError):  # nobody listens: the next look at the pipe ends this
+        with suppress(OSError):  # the parent is gone; the next receive fails and ends the loop
             _send(pipe, result)
 
 
@@ -125,8 +125,8 @@ class Lending:
             self.before, self.lent, self.population, self.moved = self.lent, Lent(population), population, 0
         return self.lent.folder
 
-    def left(self) -> None:
-        """A worker has moved to the population of now."""
+    def worker_moved(self) -> None:
+        """Counts a worker that has opened the current population; the previous copy is closed after the last one."""
         self.moved += 1
         if self.before is not None and self.moved == self.workers:
             self.before.close()
@@ -173,7 +173,7 @@ class Worker:
         if outcome == "failed":
             raise WorkerFailed(f"{self.name} failed:\n{answer}")
         if self.operation == "move":
-            self.lending.left()
+            self.lending.worker_moved()
         return _restored(answer)
 
     def alive(self) -> bool:

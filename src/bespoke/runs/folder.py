@@ -48,7 +48,7 @@ SETTLED = ("engine.json", "privacy.json")  # written when a run begins; checkpoi
 Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines), and the digest of so much of it
 
 
-class Refused(UserError):
+class CheckpointRefused(UserError):
     """An error that an earlier checkpoint cannot repair."""
 
 
@@ -250,7 +250,7 @@ class RunFolder:
                 self._check_stood_on(found)
                 found.passed_over = tuple(dict.fromkeys(problems))
                 return found
-            except Refused:
+            except CheckpointRefused:
                 raise
             except UserError as problem:
                 problems.append(str(problem))
@@ -279,7 +279,7 @@ class RunFolder:
         """Refuses to resume if the record of the spent privacy budget is lost."""
         lines, known = found.logs.get(ATTEMPTS, (0, None))
         if known is not None and AttemptLines(self.path / ATTEMPTS).mark(lines) != (lines, known):
-            raise Refused(
+            raise CheckpointRefused(
                 f"{self.path / ATTEMPTS} is missing or damaged (lines 1 to {lines}): what was spent of the privacy "
                 f"budget is not known any more. Put the file back, or count this run as spent and {self._begin_again()}"
             )
@@ -344,7 +344,7 @@ def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
     except (KeyError, ValueError, TypeError):
         raise Damaged(f"{path} is not a checkpoint of bespoke") from None
     if version not in (1, CHECKPOINT):
-        raise Refused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
+        raise CheckpointRefused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
     about = check_seal(about, path, "it cannot be used")
     try:
         if _digest(flat) != about["digest"]:

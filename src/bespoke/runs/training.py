@@ -36,8 +36,8 @@ from bespoke.runs.events import Interrupted, Progress, Silent
 from bespoke.runs.folder import LOGS, Checkpoint, RunFolder
 from bespoke.runs.results import Results
 from bespoke.runs.round_lines import Lines, RoundLines
+from bespoke.runs.run_callbacks import RunCallbacks
 from bespoke.runs.shared_stages import look_up, share
-from bespoke.runs.told import Teller
 from bespoke.tensors import Params, Tree
 
 
@@ -80,7 +80,7 @@ class Run:
         if done is not None:
             return done
         experiment = self.experiment
-        self.teller = Teller(experiment, self.folder, self.name, self.callbacks)
+        self.run_callbacks = RunCallbacks(experiment, self.folder, self.name, self.callbacks)
         keep_release(experiment.population, self.folder.path)
         found = self.folder.latest()
         if found:
@@ -149,7 +149,7 @@ class Run:
                 self.excluded = Counter(found.about.get("excluded", {}))
                 self.segments = list(found.segments)  # clients' own layers, of the stage before
                 self._load_private(engine, f"{place:03d}-begin")
-            self.teller.enter(place)
+            self.run_callbacks.enter(place)
             shared = None
             # the personal models of a last stage with private state need that state, which stays in its run
             alone = engine.layered or (engine.stateful and place == len(experiment.stages) - 1)
@@ -165,10 +165,10 @@ class Run:
             self.state = found.about.get("state", self.state)
             self.curve = list(found.about.get("curve", []))
             self.folder.rewind(found.logs)
-            self.teller.enter(place)
+            self.run_callbacks.enter(place)
             self._append(found.about.get("lines", {}))
             if "lines" in found.about:
-                self.teller.line(found.about["lines"]["rounds.jsonl"])
+                self.run_callbacks.line(found.about["lines"]["rounds.jsonl"])
             self._load_private(engine, saved_as(place, begin))
         self._enter(engine, place, max(begin, 1))
         if not stage.rounds:
@@ -179,12 +179,12 @@ class Run:
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
-        coming = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
+        next_draw = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
         for number in range(begin + 1, rounds + 1):
             if self._enough(stage, server):
                 break
             began = time.monotonic()
-            draw, coming = coming, samplers[experiment.period(place, number + 1)].draw(number + 1)
+            draw, next_draw = next_draw, samplers[experiment.period(place, number + 1)].draw(number + 1)
             change = self.scoring.point(self.now.split, server) if self._enter(engine, place, number) else None
             outcome = None
             if account:
@@ -192,7 +192,9 @@ class Run:
             if len(draw.reported) or account:
                 key = int(mix("round", experiment.seed, place, number))
                 self.used = self.state
-                outcome = engine.round(server, draw.reported, key, coming.reported, self.state, number, draw.contacted)
+                outcome = engine.round(
+                    server, draw.reported, key, next_draw.reported, self.state, number, draw.contacted
+                )
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
@@ -208,7 +210,7 @@ class Run:
             ended = last or self._enough(stage, server)
             if stopping or (time.monotonic() - saved > self.checkpoint_seconds and not ended):
                 self._save(engine, place, number, server)
-                self.teller.saved(number)
+                self.run_callbacks.saved(number)
                 saved = time.monotonic()
             if stopping:
                 raise Interrupted(f"stopped after round {number} of {rounds}")
@@ -216,13 +218,13 @@ class Run:
                 break
         # the last one always and in the same form, so that what a finished run leaves does not depend on the clock
         self._save(engine, place, begin, server, ended=True)
-        self.teller.saved(begin)
+        self.run_callbacks.saved(begin)
         self._share(place, begin, server)
         return server
 
     def _enough(self, stage: Stage, server: Tree) -> bool:
         """Whether a stage ends before its last round; a function of what its checkpoint and its log hold."""
-        return (stage.auto and self._converged(server)) or self.teller.stops
+        return (stage.auto and self._converged(server)) or self.run_callbacks.stops
 
     def _converged(self, server: Tree) -> bool:
         """Whether a stage of as many rounds as it takes has had enough; a function of what its checkpoint holds."""
@@ -288,9 +290,9 @@ class Run:
             # secret noise cannot be drawn again: the round is on disk before anything of it can be seen
             self._save(engine, place, number, server, lines)
             account.attempt(place, number, "done")
-            self.teller.saved(number)
+            self.run_callbacks.saved(number)
         self._append(lines)
-        self.teller.line(lines["rounds.jsonl"])
+        self.run_callbacks.line(lines["rounds.jsonl"])
         if self.after_point and number and point is not None:
             self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
         notes = [f"{experiment.metric} {point:.4g}"] if point is not None else []
@@ -304,7 +306,7 @@ class Run:
     def _finish(self, engine: Engine, server: Tree, params: Params) -> RunRecord:
         """Make and score the personal models; for tuning, score validation rows only."""
         experiment, scoring = self.experiment, self.scoring
-        privacy, stopped = self.account.statement() if self.account else None, self.teller.stopped()
+        privacy, stopped = self.account.statement() if self.account else None, self.run_callbacks.stopped()
         self._enter(engine, len(experiment.stages), 1)  # a stage that was taken over did not come to its last rows
         if self.select_only:
             value, candidate, clients, each = scoring.selection(server)
@@ -317,7 +319,7 @@ class Run:
                 record["stopped"] = stopped
             if privacy is not None:
                 record["privacy"] = privacy
-            self.teller.ended(record, {})
+            self.run_callbacks.ended(record, {})
             return self.folder.write_result(record)
         final = scoring.final(server, self.title or experiment.label)
         method, support = experiment.stages[-1].method, experiment.split.test.support.sizes()
@@ -328,7 +330,7 @@ class Run:
         if stopped:
             record["stopped"] = stopped
         # told first: a callback that fails, or a kill, leaves a run that is unfinished and is told of its end again
-        self.teller.ended(record, results.means())
+        self.run_callbacks.ended(record, results.means())
         return self.folder.write_result(record)
 
     def _adopt(self, engine: Engine, place: int, template: Tree, shared: RunFolder, found: Checkpoint) -> Tree:
@@ -337,7 +339,7 @@ class Run:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         for line in shared.read_log("rounds.jsonl"):
-            self.teller.line(line)
+            self.run_callbacks.line(line)
         self.excluded = Counter(found.about.get("excluded", {}))
         self.curve = list(found.about.get("curve", []))
         if self.account:

@@ -127,9 +127,9 @@ class Jobs:
         callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
         self.bench, self.folder, self.cache = Bench(population, folder), folder, folder / "stages"
-        self.most, self.expected, self.told = most, expected, most is not None
+        self.most, self.expected, self.most_is_given = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
-        self.callbacks = callbacks  # told here, wherever a run is made
+        self.callbacks = callbacks  # called in this process, wherever a run is made
         self.engine_file = "engine.json"  # how clients are executed; another model has another
         self.processes: list[RunProcess] = []
         self.shared: SharedCopy | None = None  # the population on disk, for the processes
@@ -137,8 +137,8 @@ class Jobs:
 
     def __enter__(self) -> Jobs:
         if self.cache.exists():
-            for left in self.cache.glob(".*"):  # by a process that was killed while it put a stage there
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in self.cache.glob(".*"):  # by a process that was killed while it put a stage there
+                shutil.rmtree(leftover, ignore_errors=True)
         return self
 
     def __exit__(
@@ -163,7 +163,7 @@ class Jobs:
     ) -> None:  # fmt: skip
         """Make all runs that `source` gives; it is asked again after each, until it has none and none is going on.
 
-        `done` is told the result, None of a run that the judge ended.
+        `done` gets the result, or None for a run that the judge ended.
         """
         queue = _Queue(source, done, self.cache, total)
         while not self.processes:
@@ -171,7 +171,7 @@ class Jobs:
             if job is None:
                 return
             how = self._engine(job)
-            if self.told and self.most != 1:
+            if self.most_is_given and self.most != 1:
                 queue.held.insert(0, job)
                 break
             began = time.monotonic()
@@ -185,7 +185,7 @@ class Jobs:
                 pass
             queue.finish(job, result)
             self.spent, self.made = self.spent + time.monotonic() - began, self.made + 1
-            if self.most != 1 and queue.left * self.spent / self.made > 2 * START_SECONDS:
+            if self.most != 1 and queue.remaining * self.spent / self.made > 2 * START_SECONDS:
                 break
         self._together(queue, judge)
 
@@ -198,10 +198,10 @@ class Jobs:
             write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")
         if self.most != 1 and (bound := bound_to_this_process(resolved(job.config))):
-            if self.told:
+            if self.most_is_given:
                 raise UserError(f"{self.most} runs at a time, in processes of their own: {only_here(bound[0])}")
             self.most = 1
-        if self.told and self.most != 1 and job.config.engine.workers:
+        if self.most_is_given and self.most != 1 and job.config.engine.workers:
             raise UserError(
                 f"{self.most} runs at a time, each with engine.workers = {job.config.engine.workers} processes: give "
                 "one of the two, --jobs or --workers"
@@ -245,7 +245,7 @@ class Jobs:
             return
         assert self.most is not None
         self.shared = SharedCopy(self.bench.population)
-        self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
+        self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.remaining)
         bar: Callable[[], Any] = getattr(self.progress, "lane", Silent)
         self.processes = [RunProcess(self.shared.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
 
@@ -254,12 +254,12 @@ class Jobs:
         before = bool(self.processes)
         self._start(queue)
         if before:
-            self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
+            self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.remaining)
         trouble: BaseException | None = None
         while True:
             busy = [process for process in self.processes if process.job]
             if trouble is None and self.stop():
-                trouble = Interrupted(f"stopped with {queue.left} of {queue.total} runs unfinished")
+                trouble = Interrupted(f"stopped with {queue.remaining} of {queue.total} runs unfinished")
             if trouble is not None:
                 for process in busy:
                     process.stop()
@@ -297,10 +297,10 @@ class _Queue:
     done: Callable[[Job, RunRecord | None], None]
     cache: Path
     total: int
-    left: int = 0
+    remaining: int = 0
 
     def __post_init__(self) -> None:
-        self.left, self.held = self.total, list[Job]()
+        self.remaining, self.held = self.total, list[Job]()
 
     def next(self, running: list[Job]) -> Job | None:
         for job in self.held:
@@ -318,5 +318,5 @@ class _Queue:
         return None
 
     def finish(self, job: Job, result: RunRecord | None) -> None:
-        self.left -= 1
+        self.remaining -= 1
         self.done(job, result)
