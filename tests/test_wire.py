@@ -207,7 +207,7 @@ def test_a_forged_header_is_refused() -> None:
     refused(forged({"call": "hello", "values": {"tree": {}, "more": 1}, "settle": None}), "and something else")
     refused(forged({"call": "hello", "values": {"object": "os.system"}, "settle": None}), "'object'")
     refused(forged({"call": "hello", "values": {"tensor": "0"}, "settle": None}), "cannot be read")
-    refused(forged(settle, spare=torch.zeros(1)), "holds 1 arrays that it does not speak of")
+    refused(forged(settle, spare=torch.zeros(1)), "holds 1 arrays that its header does not name")
     refused(forged(b'{"call": ' + b"[" * 100_000), "cannot be read")
     deep: Any = {"tree": {}}
     for _ in range(60):
@@ -221,7 +221,7 @@ def test_a_forged_header_is_refused() -> None:
 
 
 def test_an_answer_to_something_else_is_refused() -> None:
-    with pytest.raises(WireError, match="not an answer to train: it says 'template'"):
+    with pytest.raises(WireError, match="not an answer to train: it is one to 'template'"):
         decode_answer(encode_answer("template", {}), "train")
     with pytest.raises(WireError, match=r"the answer to train is not of the kind 'partial' \(it is a dict\)"):
         decode_answer(encode_answer("train", {}), "train")

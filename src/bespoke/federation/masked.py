@@ -1,8 +1,7 @@
 """A round under secure sums: hosts' clients and the engine's server exchange the messages of bespoke.messages.secure.
 
-A host holds its clients' messages, as under a robust rule, but gives out masked ones alone. A client that was contacted
-and does not answer in time has sent its keys and shares, and is lost before it sends its numbers. With groups, every
-group is a sum of its own.
+A host holds its clients' messages, as under a robust rule, but sends them masked only. A client that does not answer in
+time has sent its keys and shares, and is lost before it sends its numbers. With groups, each group has its own sum.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from bespoke.tensors import Params, Tree, flatten, take, unflatten
 Ints = NDArray[np.int64]
 Answers = dict[int, bytes]  # by client
 Ask = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, message to each client) -> answer of each
-HELD = 2**28  # bytes of masked numbers that are asked for at a time
+HELD = 2**28  # bytes of masked numbers that are requested at a time
 
 
 class Members:
@@ -39,11 +38,11 @@ class Members:
         self.messages: dict[int, Params] = {}
 
     def hold(self, up: Tree, clients: list[int]) -> None:
-        """What these clients are about to send, stacked."""
+        """Stores the messages of these clients, which come stacked."""
         self.messages = {client: flatten(take(up, place)) for place, client in enumerate(clients)}
 
     def answer(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
-        """What clients answer to a step of the protocol."""
+        """The clients' answers to a step of the protocol."""
         if step == "enrol":
             return {client: self._member(client, name).identity.public for client, name in messages.items()}
         if step == "directory":
@@ -77,7 +76,7 @@ class Members:
 
 @dataclass
 class Summed:
-    """What secure sums gave of a cohort, and what they cost."""
+    """The result of secure sums for a cohort, and their cost."""
 
     sums: Tree = field(default_factory=dict)
     clients: tuple[int, ...] = ()  # whose messages are in the sums
@@ -88,18 +87,18 @@ class Summed:
 
 @dataclass
 class SecureSums:
-    """The engine's side: between hosts and the server of each attempt, it counts the bytes that it carries."""
+    """The engine's side: it carries messages between hosts and the server of each attempt, and counts their bytes."""
 
     secure: SecureConfig
-    keys: NDArray[np.uint64]  # of all clients: what they are called
+    keys: NDArray[np.uint64]  # of all clients; the protocol's names of clients
     directory: dict[str, bytes] = field(default_factory=dict)
-    rounds: int = 0  # so far: clients answer a number once
+    rounds: int = 0  # number of the last attempt; clients answer each number once
 
     def name(self, client: int) -> str:
         return f"{int(self.keys[client]):016x}"
 
     def enough(self, contacted: Ints, reported: Ints, rows: Ints | None) -> tuple[Ints, list[str]]:
-        """Those of `reported` whose cohort is large enough to be added up, and why others' are not.
+        """Returns the clients of `reported` whose cohort is large enough for a sum, and why other cohorts are refused.
 
         rows: the group of each contacted client, where clients come in groups.
         """
@@ -115,7 +114,7 @@ class SecureSums:
 
     @staticmethod
     def _cohorts(contacted: Ints, reported: Ints, rows: Ints | None) -> list[tuple[int, Ints, Ints]]:
-        """(row of the sums, who was contacted, who of them answers), of the whole cohort or of each group."""
+        """(row of the sums, contacted clients, those of them that answer) of the whole cohort or of each group."""
         if rows is None:
             return [(0, contacted, reported)]
         groups = ((row, contacted[rows == row]) for row in np.unique(rows).tolist())
@@ -156,7 +155,7 @@ class SecureSums:
             ask("directory", {0: met})
 
     def _attempt(self, ask: Ask, members: Ints, answering: Ints, form: list[Any], found: Summed) -> Params:
-        """One run of the protocol; `members` that are not `answering` send no numbers."""
+        """Runs the protocol once. Clients of `members` that are not in `answering` send no numbers."""
         numbers = sum(int(np.prod(shape)) for _, shape, _ in form)
         names = [self.name(client) for client in members.tolist()]
         threshold, least, bits = self.secure.threshold, self.secure.least, self.secure.bits

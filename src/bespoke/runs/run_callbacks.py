@@ -49,14 +49,14 @@ def callback_failed(callback: Callback, moment: str, where: str, error: Exceptio
 class RunCallbacks:
     """Calls the callbacks of a run for each log line, and asks the deciding ones.
 
-    A decision is a function of the stage's curve, which is read from the log: so a run that was killed and resumed
-    ends its stages where it would have ended them.
+    A decision is a function of the stage's curve, which is read from the log. So a run that was killed and resumed ends
+    its stages in the same rounds.
     """
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, name: str = "", callbacks: Sequence[Callback] | None = None
     ) -> None:
-        """`callbacks`: who is event; None: those of the experiment, which alone decide."""
+        """`callbacks`: the observers; None: those of the experiment. Only the experiment's own may end a stage."""
         self.experiment, self.folder, self.name = experiment, folder, name or folder.path.name
         own = made(experiment.config.get("callbacks", {}), "callbacks")
         self.callbacks = own if callbacks is None else callbacks
@@ -64,7 +64,7 @@ class RunCallbacks:
         self.deciding = deciding
         if deciding:
             check_foreseen(experiment, list(deciding))
-        self.stage, self.before = 0, 0  # the rounds of the stages before
+        self.stage, self.before = 0, 0  # rounds of earlier stages
         self.points: list[tuple[int, float | None]] = []
 
     def enter(self, stage: int) -> None:

@@ -24,7 +24,7 @@ PROGRESS_SECONDS = 0.1  # between two messages of progress
 
 
 class Relay:
-    """Progress of a run, sent to the process that draws the bars."""
+    """Sends a run's progress to the process that draws the bars."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe, self.steps, self.last, self.last_sent = pipe, 0, "", 0.0
@@ -48,7 +48,7 @@ class Relay:
 
 
 class ForwardingCallback(Callback):
-    """Forwards events to the callbacks, which live in the process that gives the jobs."""
+    """Forwards events to the callbacks, which live in the process with the scheduler."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -126,7 +126,7 @@ def _outcome(
 
 
 class RunProcess:
-    """One worker process, as the process that gives it jobs sees it."""
+    """The scheduler's side of one worker process."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
         self.bar, self.job, self.stop_sent, self.callbacks = bar, None, False, callbacks
