@@ -50,11 +50,11 @@ def child(path: Path) -> dict[str, float]:
     with Engine(population, choose(population, work, params, COHORT, workers=0)) as engine:
         engine.open(work, params)
         server = method.init_server(params)
-        coming = sampler.draw(0).reported
+        next_clients = sampler.draw(0).reported
         for number in range(ROUNDS):
             begin = time.perf_counter()
-            clients, coming = coming, sampler.draw(number + 1).reported
-            outcome = engine.round(server, clients, number, coming)
+            clients, next_clients = next_clients, sampler.draw(number + 1).reported
+            outcome = engine.round(server, clients, number, next_clients)
             server = method.server_round(server, outcome.cohort)
             seconds.append(time.perf_counter() - begin)
     return {

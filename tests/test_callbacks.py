@@ -1,4 +1,4 @@
-"""Callbacks: who is told of a run, what of, and who ends its training."""
+"""Callbacks: which events they get, and how they end training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import bespoke
-from bespoke.callbacks.callback import CheckpointTold, Curve, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.callbacks.callback import CheckpointEvent, Curve, EndEvent, EvaluationEvent, Event, RoundEvent
 from bespoke.callbacks.early_stop import EarlyStop
 from bespoke.callbacks.tensorboard import TensorBoard
 from bespoke.errors import UserError
@@ -43,17 +43,17 @@ EXPERIMENT: dict[str, Any] = {
 
 @dataclass
 class Listener(bespoke.Callback):
-    """Keeps what it is told."""
+    """Keeps the events."""
 
-    heard: list[Told] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
-    def _hear(self, told: Told) -> None:
-        self.heard.append(told)
+    def _record(self, event: Event) -> None:
+        self.events.append(event)
 
-    on_round = on_evaluation = on_checkpoint = on_end = _hear
+    on_round = on_evaluation = on_checkpoint = on_end = _record
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [told for told in self.heard if type(told) is kind]
+        return [event for event in self.events if type(event) is kind]
 
 
 class Failing(bespoke.Callback):
@@ -62,12 +62,12 @@ class Failing(bespoke.Callback):
     def __init__(self, run: str = "") -> None:
         self.run = run
 
-    def on_round(self, told: RoundTold) -> None:
-        if told.round == 3 and not self.run:
+    def on_round(self, event: RoundEvent) -> None:
+        if event.round == 3 and not self.run:
             raise ValueError("no more paper")
 
-    def on_end(self, told: EndTold) -> None:
-        if told.run == self.run:
+    def on_end(self, event: EndEvent) -> None:
+        if event.run == self.run:
             raise ValueError("no more paper")
 
 
@@ -77,8 +77,8 @@ class Leaving(bespoke.Callback):
     def __init__(self, after: int) -> None:
         self.after = after
 
-    def on_checkpoint(self, told: CheckpointTold) -> None:
-        if told.round == self.after:
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
+        if event.round == self.after:
             raise Interrupted("enough for today")
 
 
@@ -106,7 +106,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listener]:
-    """The experiment run to its last round, and what a callback was told of it."""
+    """The experiment run to its last round, and the events that a callback got."""
     folder, listener = tmp_path_factory.mktemp("whole") / "run", Listener()
     bespoke.run(EXPERIMENT, folder, callbacks=[listener])
     return folder, listener
@@ -174,14 +174,14 @@ def test_ways_in(early: Path, tmp_path: Path) -> None:
     plain, named = tmp_path / "plain.toml", tmp_path / "named.toml"
     plain.write_text(tomli_w.dumps(EXPERIMENT))
     named.write_text(tomli_w.dumps({**EXPERIMENT, "callbacks": {"early-stop": {"patience": 9}}}))
-    for path, option, told in (
+    for path, option, value in (
         (plain, "--callback", f"early-stop,patience={PATIENCE}"),
         (named, "--set", f"callbacks.early-stop.patience={PATIENCE}"),
     ):
-        outcome = command("run", path, option, told, "--out", tmp_path / path.stem)
+        outcome = command("run", path, option, value, "--out", tmp_path / path.stem)
         assert outcome.code == 0
         assert "early-stop ended stage 0 (fedavg) after round" in outcome.out
-        assert_identical(contents(tmp_path / path.stem), contents(early), told)
+        assert_identical(contents(tmp_path / path.stem), contents(early), value)
 
 
 def test_one_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,29 +203,29 @@ def test_every_stage_may_end(tmp_path: Path) -> None:
     listener = Listener()
     result = bespoke.run({**EXPERIMENT, "stage": two}, tmp_path / "run", callbacks=[AtRound(2), listener])
     assert [(s["stage"], s["round"], s["of"]) for s in result["stopped"]] == [(0, 2, 6), (1, 2, 5)]
-    assert [told.step for told in listener.of(RoundTold)] == [1, 2, 3, 4]  # counted through both
+    assert [event.step for event in listener.of(RoundEvent)] == [1, 2, 3, 4]  # counted through both
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
-def test_what_is_told_is_what_the_log_says(whole: tuple[Path, Listener]) -> None:
+# -- what an event holds -----------------------------------------------------------------------------------------------
+def test_events_hold_what_the_log_says(whole: tuple[Path, Listener]) -> None:
     folder, listener = whole
     log = lines(folder)
     rounds = [line for line in log if line["round"]]
     names = ("clients", "dropped", "examples", "steps", "bytes_down", "bytes_up")
-    assert [[getattr(told, name) for name in names] for told in listener.of(RoundTold)] == [
+    assert [[getattr(event, name) for name in names] for event in listener.of(RoundEvent)] == [
         [line[name] for name in names] for line in rounds
     ]
-    evaluations: list[EvaluationTold] = listener.of(EvaluationTold)
-    assert [told.validation for told in evaluations] == [line["validation"] for line in log]
-    assert [told.curve.rounds[-1] for told in evaluations] == [line["round"] for line in log]
+    evaluations: list[EvaluationEvent] = listener.of(EvaluationEvent)
+    assert [event.validation for event in evaluations] == [line["validation"] for line in log]
+    assert [event.curve.rounds[-1] for event in evaluations] == [line["round"] for line in log]
     assert evaluations[4].curve.values == tuple(line["validation"]["mse"] for line in log[:5])
-    saved = listener.of(CheckpointTold)[-1]
+    saved = listener.of(CheckpointEvent)[-1]
     assert (saved.round, saved.path.exists()) == (20, True)
-    (end,) = listener.of(EndTold)
+    (end,) = listener.of(EndEvent)
     result = json.loads((folder / "result.json").read_text())
     assert end.result["query"] == end.scores["mse"] == result["query"]
     assert end.scores["rmse"] == pytest.approx(_mean(folder, "query_rmse"), rel=1e-6)
-    assert listener.heard[-1] is end
+    assert listener.events[-1] is end
 
 
 def _mean(folder: Path, column: str) -> float:
@@ -236,7 +236,7 @@ def _mean(folder: Path, column: str) -> float:
 
 def test_nothing_of_single_clients_and_no_query_scores_before_the_end(tmp_path: Path) -> None:
     """Under [privacy], with clients who attack and are left out by a rule: their ids are in the logs, not in what is
-    told; and before the end no number of the results is told either."""
+    reported; and before the end no number of the results is reported either."""
     listener = Listener()
     names = [f"patient-{letter}" for letter in "abcdefgh"]
     draw = np.random.default_rng(0)
@@ -251,20 +251,20 @@ def test_nothing_of_single_clients_and_no_query_scores_before_the_end(tmp_path: 
     private = {"privacy": {"noise": 1.0, "clip": 0.5, "delta": 1e-2, "public_statistics": True}}
     bespoke.run({**experiment, **private}, tmp_path / "private", callbacks=[listener])
     assert any(name in (tmp_path / "robust" / "result.json").read_text() for name in names)
-    told = [repr(asdict(each)) for each in listener.heard]
-    assert not [text for text in told if any(name in text for name in names)]
+    texts = [repr(asdict(each)) for each in listener.events]
+    assert not [text for text in texts if any(name in text for name in names)]
     for folder in (tmp_path / "robust", tmp_path / "private"):
         query = json.loads((folder / "result.json").read_text())["query"]
-        mine = [each for each in listener.heard if each.folder == folder]
-        assert [type(each) for each in mine if repr(query) in repr(asdict(each))] == [EndTold]
-    spent = [each.epsilon for each in listener.of(RoundTold) if each.folder == tmp_path / "private"]
+        mine = [each for each in listener.events if each.folder == folder]
+        assert [type(each) for each in mine if repr(query) in repr(asdict(each))] == [EndEvent]
+    spent = [each.epsilon for each in listener.of(RoundEvent) if each.folder == tmp_path / "private"]
     log = [line["privacy"] for line in lines(tmp_path / "private") if line["round"]]
     assert spent == [{"released": line["released"], "messages": None} for line in log]  # None: infinite
     assert 0 < spent[0]["released"] < spent[1]["released"] < spent[2]["released"]
 
 
 def test_a_stage_taken_over_is_told_too(tmp_path: Path) -> None:
-    """FineTune starts from the model that FedAvg's run has trained: it is told of the same curve, and so ends it."""
+    """FineTune starts from the model that FedAvg's run has trained: it gets the same curve, and so ends it."""
     listener = Listener()
     settings = {name: EXPERIMENT[name] for name in ("model", "engine", "evaluate_every")}
     settings |= {"data": {"options": EXPERIMENT["data"]["options"]}}
@@ -272,7 +272,7 @@ def test_a_stage_taken_over_is_told_too(tmp_path: Path) -> None:
         data="synthetic", out=tmp_path / "out", methods=["fedavg", "finetune"], rounds=20, seeds=1, tune=False,
         settings=settings, callbacks=[listener, AtRound(7)],
     )  # fmt: skip
-    curves = {run: [(t.round, t.validation) for t in listener.of(EvaluationTold) if t.run == f"runs/{run}-seed0"]
+    curves = {run: [(t.round, t.validation) for t in listener.of(EvaluationEvent) if t.run == f"runs/{run}-seed0"]
               for run in ("fedavg", "finetune")}  # fmt: skip
     assert len(curves["fedavg"]) == 8
     assert curves["finetune"] == curves["fedavg"]
@@ -280,18 +280,18 @@ def test_a_stage_taken_over_is_told_too(tmp_path: Path) -> None:
     assert any(line.startswith("FineTune: ") and "its training with fedavg early" in line for line in result.answer)
 
 
-# -- in other processes (what is told from there: test_tuning.py) ------------------------------------------------------
+# -- in other processes (their events: test_tuning.py) ----------------------------------------------------------------
 def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
-    told = whole[1].of(RoundTold)[2]
+    event = whole[1].of(RoundEvent)[2]
     ours, theirs = CONTEXT.Pipe()
     lane = object.__new__(RunProcess)  # as it is while its process makes a run; the process is this one's thread
-    lane.pipe, lane.callbacks, lane.job = ours, [Listener(), Failing()], Job(told.folder, checked(EXPERIMENT, "test"))
+    lane.pipe, lane.callbacks, lane.job = ours, [Listener(), Failing()], Job(event.folder, checked(EXPERIMENT, "test"))
     ended: list[str] = []
 
     def far() -> None:
         try:
-            ForwardingCallback(theirs).on_evaluation(whole[1].of(EvaluationTold)[0])
-            ForwardingCallback(theirs).on_round(told)
+            ForwardingCallback(theirs).on_evaluation(whole[1].of(EvaluationEvent)[0])
+            ForwardingCallback(theirs).on_round(event)
         except UserError as error:
             ended.append(str(error))
 
@@ -302,7 +302,7 @@ def test_an_error_here_ends_the_run_there(whole: tuple[Path, Listener]) -> None:
         lane.receive(lambda job, rounds, value: True)
     thread.join()
     assert ended == [str(error.value)]
-    assert [type(each) for each in lane.callbacks[0].heard] == [EvaluationTold, RoundTold]  # type: ignore[attr-defined]
+    assert [type(each) for each in lane.callbacks[0].events] == [EvaluationEvent, RoundEvent]  # type: ignore[attr-defined]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -310,25 +310,25 @@ def test_an_exception_ends_the_run_and_leaves_it_resumable(whole: tuple[Path, Li
     with pytest.raises(UserError, match=r"Failing failed in on_round .*round 3 .*no more paper .*test_callbacks.py"):
         bespoke.run(EXPERIMENT, tmp_path / "run", callbacks=[Failing()])
     assert not (tmp_path / "run" / "result.json").exists()
-    bespoke.run(EXPERIMENT, tmp_path / "run")  # who is told is no part of the experiment
+    bespoke.run(EXPERIMENT, tmp_path / "run")  # observers are no part of the experiment
     assert_identical(contents(tmp_path / "run"), contents(whole[0]), "failed, then resumed")
 
 
 def test_a_callback_that_fails_at_the_end_is_told_of_it_again(tmp_path: Path) -> None:
     class Once(Listener):
-        def on_end(self, told: EndTold) -> None:  # type: ignore[override]
-            self.heard.append(told)
-            if len(self.heard) == 1:
+        def on_end(self, event: EndEvent) -> None:  # type: ignore[override]
+            self.events.append(event)
+            if len(self.events) == 1:
                 raise OSError("disk full")
 
     once = Once()
-    once.on_round = once.on_evaluation = once.on_checkpoint = lambda told: None  # type: ignore[method-assign]
+    once.on_round = once.on_evaluation = once.on_checkpoint = lambda event: None  # type: ignore[method-assign]
     for _ in range(3):
         try:
             bespoke.run(EXPERIMENT, tmp_path / "run", callbacks=[once])
         except UserError as error:
             assert "OSError: disk full" in str(error)  # noqa: PT017
-    assert len(once.heard) == 2  # a finished run is not told of
+    assert len(once.events) == 2  # a finished run reports no events
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_options_of_the_command_line() -> None:
 
 # -- trackers of experiments -------------------------------------------------------------------------------------------
 def test_tensorboard_reads_back_what_the_log_says(whole: tuple[Path, Listener], tmp_path: Path) -> None:
-    """Also of a run that was interrupted after its checkpoint: what is told twice is read once."""
+    """Also of a run that was interrupted after its checkpoint: what is reported twice is read once."""
     pytest.importorskip("tensorboard", reason="the package tensorboard is not installed (extra tensorboard)")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -411,8 +411,8 @@ def test_mlflow_reads_back_what_the_log_says(whole: tuple[Path, Listener], tmp_p
     (run,) = client.search_runs([client.get_experiment_by_name("bespoke").experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["stage.0.lr"] == "0.3"
-    told = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "validation/mse")}
-    assert told == {line["round"]: line["validation"]["mse"] for line in lines(whole[0])}
+    logged = {point.step: point.value for point in client.get_metric_history(run.info.run_id, "validation/mse")}
+    assert logged == {line["round"]: line["validation"]["mse"] for line in lines(whole[0])}
     assert run.data.metrics["final/mse"] == json.loads((whole[0] / "result.json").read_text())["query"]
 
 
@@ -424,8 +424,8 @@ def test_wandb_offline_writes_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bespoke.run(EXPERIMENT, tmp_path / "run", callbacks=[bespoke.WandB(folder=str(tmp_path))])
     written = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
     assert len(written) == 1
-    told = {data["step"]: data["validation/mse"] for data in logged if "validation/mse" in data}
-    assert told == {line["round"]: line["validation"]["mse"] for line in lines(tmp_path / "run")}
+    points = {data["step"]: data["validation/mse"] for data in logged if "validation/mse" in data}
+    assert points == {line["round"]: line["validation"]["mse"] for line in lines(tmp_path / "run")}
     assert b"validation/mse" in written[0].read_bytes()
 
 

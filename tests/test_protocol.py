@@ -203,8 +203,8 @@ def opened(name: str) -> tuple[Host, Any]:
     shared = stage.method.broadcast(stage.method.init_server(params))
 
     def train(key: int, clients: Any, settle: Settle | None = None) -> Call:
-        told = {"shared": shared, "own": None, "clients": clients, "key": key, "coming": None, "rows": None}
-        return Call("train", {**told, "number": 1, "told": {}}, settle)
+        values = {"shared": shared, "own": None, "clients": clients, "key": key, "next_clients": None, "rows": None}
+        return Call("train", {**values, "number": 1, "transform_state": {}}, settle)
 
     return host, train
 
@@ -322,8 +322,8 @@ def test_means_and_deviations_of_three_sites_are_those_of_all_their_rows(tmp_pat
     assert found["y"][1] == pytest.approx(float(population.columns["y"].numpy()[rows].astype(float).std()), rel=1e-12)
     assert floats == 2 * 3 * 4
     alike = standardize(population, split.train, "global", True)
-    told = replace(population, about={**about, "asked_floats": floats})
-    again = standardize(told, split.train, "global", True, found)
+    described = replace(population, about={**about, "asked_floats": floats})
+    again = standardize(described, split.train, "global", True, found)
     torch.testing.assert_close(again.columns, alike.columns, rtol=1e-6, atol=1e-6)
     assert again.about["statistics_floats"] == floats  # for the ledger, and the account:
     assert Learned.of(again.about, public_statistics=False).unpaid

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 
 import bespoke as library
-from bespoke.callbacks.callback import EndTold
+from bespoke.callbacks.callback import EndEvent
 from bespoke.data.splits import Query
 from bespoke.errors import UserError
 from bespoke.experiment import presets
@@ -512,26 +512,26 @@ def test_an_interrupted_trial_of_a_study_goes_on(here: Path) -> None:
 
 def test_optuna_side_by_side_with_seeds_and_hyperband(here: Path) -> None:
     class Ends(library.Callback):
-        """Told here of what ends in other processes."""
+        """Gets the ends of runs in other processes."""
 
         def __init__(self) -> None:
-            self.ends: dict[str, EndTold] = {}
+            self.ends: dict[str, EndEvent] = {}
 
-        def on_end(self, told: EndTold) -> None:
-            self.ends[told.run] = told
+        def on_end(self, event: EndEvent) -> None:
+            self.ends[event.run] = event
 
     write(20)
-    heard = Ends()
+    ends = Ends()
     about = library.tune(
-        "exp.toml", "out", space=SPACE, optuna=True, trials=8, seeds=2, pruner="hyperband", jobs=2, callbacks=[heard]
+        "exp.toml", "out", space=SPACE, optuna=True, trials=8, seeds=2, pruner="hyperband", jobs=2, callbacks=[ends]
     )  # fmt: skip
     assert len(about["trials"]) == 8
     for entry in about["trials"]:
         assert len(entry["values"]) == 2 or entry["state"] == "pruned"
-        told = [heard.ends[folder] for folder in entry["folders"] if folder in heard.ends]
-        assert [end.result["validation"] for end in told] == entry["values"] or entry["state"] == "pruned"
-        assert all(end.scores == {} for end in told)  # a tuning run tests nobody
-    assert heard.ends.keys() == {f"tuning/{name}" for name in results(Path("out"))}
+        seen = [ends.ends[folder] for folder in entry["folders"] if folder in ends.ends]
+        assert [end.result["validation"] for end in seen] == entry["values"] or entry["state"] == "pruned"
+        assert all(end.scores == {} for end in seen)  # a tuning run tests nobody
+    assert ends.ends.keys() == {f"tuning/{name}" for name in results(Path("out"))}
     assert Path("out/study.db").exists()
 
 

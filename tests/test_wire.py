@@ -59,8 +59,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def call_of(shared: Any, clients: Any, key: int, settle: Settle | None = None) -> Call:
-    told = {"shared": shared, "own": None, "clients": clients, "key": key, "coming": None, "rows": clients}
-    return Call("train", {**told, "number": 3, "told": {"bound": 0.1}}, settle)
+    values = {"shared": shared, "own": None, "clients": clients, "key": key, "next_clients": None, "rows": clients}
+    return Call("train", {**values, "number": 3, "transform_state": {"bound": 0.1}}, settle)
 
 
 @given(TREE, INTS, NUMBERS, st.none() | INTS)
@@ -80,8 +80,8 @@ def test_of_rows_travels_which_they_are(support: Part, part: Part, odd: bool) ->
     nobody = np.arange(4)
     half, query = Half(none, nobody, part, odd), Query(none, nobody, part)
     parts = {"validation": Validation(none, nobody, part), "half": half, "query": query}
-    told = {"shared": {}, "own": None, "clients": nobody, "rows": None, "key": 1, "by_row": ""}
-    call = Call("examine", {**told, "support": Support(none, nobody, support), "parts": parts})
+    values = {"shared": {}, "own": None, "clients": nobody, "rows": None, "key": 1, "by_row": ""}
+    call = Call("examine", {**values, "support": Support(none, nobody, support), "parts": parts})
     found = decode_call(encode_call(call)).values
     assert (type(found["support"]), found["support"].part) == (Support, support)
     assert [(type(rows), rows.part) for rows in found["parts"].values()] == [(type(r), r.part) for r in parts.values()]
@@ -207,7 +207,7 @@ def test_a_forged_header_is_refused() -> None:
     refused(forged({"call": "hello", "values": {"tree": {}, "more": 1}, "settle": None}), "and something else")
     refused(forged({"call": "hello", "values": {"object": "os.system"}, "settle": None}), "'object'")
     refused(forged({"call": "hello", "values": {"tensor": "0"}, "settle": None}), "cannot be read")
-    refused(forged(settle, spare=torch.zeros(1)), "holds 1 arrays that it does not speak of")
+    refused(forged(settle, spare=torch.zeros(1)), "holds 1 arrays that its header does not name")
     refused(forged(b'{"call": ' + b"[" * 100_000), "cannot be read")
     deep: Any = {"tree": {}}
     for _ in range(60):
@@ -221,7 +221,7 @@ def test_a_forged_header_is_refused() -> None:
 
 
 def test_an_answer_to_something_else_is_refused() -> None:
-    with pytest.raises(WireError, match="not an answer to train: it says 'template'"):
+    with pytest.raises(WireError, match="not an answer to train: it is one to 'template'"):
         decode_answer(encode_answer("template", {}), "train")
     with pytest.raises(WireError, match=r"the answer to train is not of the kind 'partial' \(it is a dict\)"):
         decode_answer(encode_answer("train", {}), "train")

@@ -64,19 +64,19 @@ def compare(
     jobs: Positive | None = 1,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Compare methods on a table (with client=, target= or text=, group=, ...), a population or built-in data.
+    """Compares methods on a table (with client=, target= or text=, group=, ...), a population or built-in data.
 
-    A population is what `bespoke.population` makes of arrays, or the folder of one; one that is in memory is kept as
-    the folder `out`.population, where worker processes and later calls find it.
+    A population is what `bespoke.population` makes of arrays, or its folder. A population in memory is written to the
+    folder `out`.population, where worker processes and later calls find it.
 
-    model: the name of one of bespoke's models, what `bespoke.model` returned, a function that makes a torch.nn.Module,
-    or "package.module:name" of either; options go into settings={"model": {...}}.
-    What is not said is settled by the data: methods, model, metric, and as many rounds as it takes (see defaults.py).
-    Methods, sources and metrics of your own are named as "package.module:name", or are the objects themselves. Choices
-    go by `metric`, and `metrics` are reported as well.
+    model: the name of one of bespoke's models, a result of `bespoke.model`, a function that makes a torch.nn.Module, or
+    "package.module:name" of either; options go into settings={"model": {...}}.
+    The data decide what you leave out: methods, model, metric and rounds (see study/defaults.py). Methods, sources and
+    metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the report
+    also shows `metrics`.
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
-    (None: as many as there are cores); a script that asks for several needs `if __name__ == "__main__":`.
-    `callbacks` are told of every run, or end its stages early: `bespoke.EarlyStop()`, `bespoke.TensorBoard("logs")`.
+    (None: as many as cores); a script with several needs `if __name__ == "__main__":`. `callbacks` observe every run or
+    end its stages early: `bespoke.EarlyStop()`, `bespoke.TensorBoard("logs")`.
     """
     given = {"client": client, "target": target, "group": group, "time": time, "features": features, "task": task,
              "text": text, "context": context, "tokenizer": tokenizer}  # fmt: skip
@@ -153,9 +153,9 @@ def tune(
     callbacks: Sequence[Callback] = (),
     **asked: Any,
 ) -> TuneRecord:
-    """Choose hyper-parameters of an experiment on validation data; returns what tune.json says, the best among it.
+    """Chooses hyper-parameters of an experiment on validation data; returns the content of tune.json.
 
-    `asked` are keys of a [tune] table (space, preset, seeds, optuna, trials, pruner) and go before those of the file:
+    `asked` are keys of a [tune] table (space, preset, seeds, optuna, trials, pruner) and override those of the file:
     tune("exp.toml", "runs/tuned", space={"fedavg": {"lr": [0.01, 0.1]}, "cohort": {"size": [10, 50]}}, seeds=3).
     """
     raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
@@ -186,10 +186,10 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Write texts with the personal models of a run (or of a method's run in a comparison folder).
+    """Writes texts with the personal models of a run (or of a method's run in a comparison folder).
 
-    Every prompt in every context by every user; anybody's model if no user is named, each one's own context if none
-    is; `plain`: also by the frozen model without a prefix. Returns a record for each text.
+    It continues every prompt in every context as every user. Without users it uses the shared model, without contexts
+    each user's own. `plain`: the frozen model without a prefix, too. Returns a record for each text.
     """
     how = Drawing(temperature, top_k, top_p)
     voices = Voices(chosen_run(Path(folder), method))

@@ -11,11 +11,11 @@ class UserError(Exception):
 
 
 class WorkerFailed(RuntimeError):
-    """A worker process raised or died; its traceback, or how it died, is in the message."""
+    """A worker process raised or died. The message has its traceback, or how it died."""
 
 
 class RemoteLost(WorkerFailed):
-    """A place where clients live is gone, and the state that it held with it."""
+    """A place where clients live is gone, together with the state that it held."""
 
 
 def unknown(kind: str, value: object, allowed: Iterable[object], where: str = "") -> UserError:

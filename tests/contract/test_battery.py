@@ -138,7 +138,7 @@ def acts_on(method: Method, place: World, transforms: tuple[Transform, ...]) -> 
     sent = Outgoing(ones, 0, place.population.keys[:1], 0)
     for transform in transforms:
         memory = tree_map(lambda leaf: leaf[None], transform.memory(host.template()))
-        sent = transform.client(replace(sent, told=transform.start(), memory=memory))
+        sent = transform.client(replace(sent, state=transform.start(), memory=memory))
     after = flatten(sent.up)
     return after.keys() != flatten(ones).keys() or any(not leaf.equal(after[n]) for n, leaf in flatten(ones).items())
 

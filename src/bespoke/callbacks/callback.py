@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Told:
+class Event:
     """The run and the position in it that an event belongs to."""
 
     run: str  # the run's folder as seen from the comparison or tuning: "runs/fedavg-seed0"
@@ -32,7 +32,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class RoundTold(Told):
+class RoundEvent(Event):
     """A finished round. Bytes, steps and examples are sums over its clients."""
 
     clients: int
@@ -66,7 +66,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class EvaluationTold(Told):
+class EvaluationEvent(Event):
     """A new point of the learning curve."""
 
     validation: dict[str, float | None]  # means over validation clients, by metric
@@ -74,14 +74,14 @@ class EvaluationTold(Told):
 
 
 @dataclass(frozen=True)
-class CheckpointTold(Told):
+class CheckpointEvent(Event):
     """A checkpoint was written; a killed run resumes from it."""
 
     path: Path  # the server's state; clients' private state lies elsewhere
 
 
 @dataclass(frozen=True)
-class EndTold(Told):
+class EndEvent(Event):
     """The end of a run, just before its result is written."""
 
     result: dict[str, Any]  # what result.json will say, without the names of clients
@@ -97,13 +97,13 @@ class Callback:
     same in a run that was killed and resumed.
     """
 
-    def on_round(self, event: RoundTold) -> None: ...
+    def on_round(self, event: RoundEvent) -> None: ...
 
-    def on_evaluation(self, event: EvaluationTold) -> None: ...
+    def on_evaluation(self, event: EvaluationEvent) -> None: ...
 
-    def on_checkpoint(self, event: CheckpointTold) -> None: ...
+    def on_checkpoint(self, event: CheckpointEvent) -> None: ...
 
-    def on_end(self, event: EndTold) -> None: ...
+    def on_end(self, event: EndEvent) -> None: ...
 
     def ends(self, curve: Curve) -> str:
         """The reason to end the stage after the curve's last round; empty to continue."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from bespoke.callbacks.callback import Callback, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.callbacks.callback import Callback, EndEvent, EvaluationEvent, Event, RoundEvent
 from bespoke.callbacks.scalars import final_scalars, flat, round_scalars, validation_scalars
 from bespoke.errors import UserError, needs_extra
 from bespoke.method import knob
@@ -35,23 +35,23 @@ class MLflow(Callback):
         except Exception as error:
             raise UserError(f"MLflow(uri={self.uri!r}) cannot be opened: {type(error).__name__}: {error}") from error
 
-    def on_round(self, event: RoundTold) -> None:
+    def on_round(self, event: RoundEvent) -> None:
         self._write(event, round_scalars(event))
 
-    def on_evaluation(self, event: EvaluationTold) -> None:
+    def on_evaluation(self, event: EvaluationEvent) -> None:
         self._write(event, validation_scalars(event))
 
-    def on_end(self, event: EndTold) -> None:
+    def on_end(self, event: EndEvent) -> None:
         self._write(event, final_scalars(event))
         self._client.set_terminated(self._runs.pop(event.run))
 
-    def _write(self, event: Told, scalars: dict[str, float]) -> None:
+    def _write(self, event: Event, scalars: dict[str, float]) -> None:
         if event.run not in self._runs:
             self._runs[event.run] = self._begun(event)
         for name, value in scalars.items():
             self._client.log_metric(self._runs[event.run], name, value, step=event.step)
 
-    def _begun(self, event: Told) -> str:
+    def _begun(self, event: Event) -> str:
         """The MLflow run for a run of bespoke: the existing one of this folder, or a new one with its settings."""
         found = self._client.get_experiment_by_name(self.experiment)
         place = found.experiment_id if found else self._client.create_experiment(self.experiment)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bespoke.callbacks.callback import EndTold, EvaluationTold, RoundTold
+from bespoke.callbacks.callback import EndEvent, EvaluationEvent, RoundEvent
 
 
-def round_scalars(event: RoundTold) -> dict[str, float]:
+def round_scalars(event: RoundEvent) -> dict[str, float]:
     """The numbers of a round."""
     counts = {
         "round/clients": event.clients, "round/dropped": event.dropped, "round/examples": event.examples,
@@ -18,12 +18,12 @@ def round_scalars(event: RoundTold) -> dict[str, float]:
     return _finite(counts | spent | {f"observed/{name}": value for name, value in event.observed.items()})
 
 
-def validation_scalars(event: EvaluationTold) -> dict[str, float]:
+def validation_scalars(event: EvaluationEvent) -> dict[str, float]:
     """The means over validation clients."""
     return _finite({f"validation/{name}": value for name, value in event.validation.items()})
 
 
-def final_scalars(event: EndTold) -> dict[str, float]:
+def final_scalars(event: EndEvent) -> dict[str, float]:
     """The means over tested clients; for a tuning run, which tests nobody, the means over validation clients."""
     scores: dict[str, float | None] = {f"final/{name}": value for name, value in event.scores.items()}
     return _finite(scores or {f"final/validation_{event.metric}": event.result.get("validation")})

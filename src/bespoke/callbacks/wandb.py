@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bespoke.callbacks.callback import Callback, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.callbacks.callback import Callback, EndEvent, EvaluationEvent, Event, RoundEvent
 from bespoke.callbacks.scalars import final_scalars, round_scalars, validation_scalars
 from bespoke.errors import needs_extra
 from bespoke.method import knob
@@ -24,23 +24,23 @@ class WandB(Callback):
     def __post_init__(self) -> None:
         _wandb()  # refused before the work, if it is missing
 
-    def on_round(self, event: RoundTold) -> None:
+    def on_round(self, event: RoundEvent) -> None:
         self._write(event, round_scalars(event))
 
-    def on_evaluation(self, event: EvaluationTold) -> None:
+    def on_evaluation(self, event: EvaluationEvent) -> None:
         self._write(event, validation_scalars(event))
 
-    def on_end(self, event: EndTold) -> None:
+    def on_end(self, event: EndEvent) -> None:
         run = self._run(event)
         run.summary.update(final_scalars(event))
         run.finish()
         del self._runs[event.run]
 
-    def _write(self, event: Told, scalars: dict[str, float]) -> None:
+    def _write(self, event: Event, scalars: dict[str, float]) -> None:
         # the step is a number of its own, as a run that is resumed tells the rounds since its checkpoint again
         self._run(event).log({"step": event.step, **scalars})
 
-    def _run(self, event: Told) -> Any:
+    def _run(self, event: Event) -> Any:
         if event.run not in self._runs:
             wandb = _wandb()
             run = wandb.init(

@@ -1,6 +1,7 @@
-"""Exports personal models: safetensors with all parts of the model, and JSON that says how to use it.
+"""Exports personal models: safetensors with all parts of the model, and JSON with what is needed to use it.
 
-Most are the parameters of a network; some hold more (kNN-Per: a memory), so the method that made a model also uses it.
+Most models are the parameters of a network. Some hold more (kNN-Per: a memory), so the method that made a model also
+computes its outputs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PERSONAL_FORMAT = 2
 
 
 def client_folder(run: Path, client: str) -> Path:
-    """Where a client's exported model lies: a name safe for any file system, and different for different ids."""
+    """The folder of a client's exported model. Its name is safe for any file system and unique for each id."""
     from bespoke.randomness import text_key
 
     plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in client)[:60].strip(".") or "client"
@@ -51,7 +52,7 @@ def client_folder(run: Path, client: str) -> Path:
 
 
 def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str, Any]:
-    """Write the client's personal model; returns what was written."""
+    """Writes the client's personal model; returns what was written."""
     folder, config = open_run(run)
     if is_forgotten(run, client):
         raise UserError(f"client {client!r} was forgotten in {run}: its personal model is gone")
@@ -88,7 +89,7 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
 class PersonalModel:
     """A client's model, ready to predict."""
 
-    params: Tree  # what the method made: a network's parameters, or these and more
+    params: Tree  # a network's parameters, or more, as the method made them
     method: Method
     mean: Tensor
     deviation: Tensor
@@ -99,7 +100,7 @@ class PersonalModel:
     ) -> Tensor:
         """The network's outputs: standardized target, logits or margins.
 
-        With `texts`, one a row, `rows` has all features but those of words, and is None where there are no others.
+        With `texts`, one per row, `rows` has all other features, or is None if there are none.
         """
         if isinstance(rows, Mapping):
             return self._of_inputs(rows)
@@ -185,7 +186,7 @@ class PersonalModel:
 
 
 def load_personal(folder: str | Path) -> PersonalModel:
-    """Load what `bespoke export` wrote."""
+    """Loads a model that `bespoke export` wrote."""
     path = Path(folder)
     try:
         about = json.loads((path / "model.json").read_text(encoding="utf-8"))

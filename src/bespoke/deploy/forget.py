@@ -1,9 +1,11 @@
 """Removes a client from every file of a run, a comparison or a tuning, and proves that it is gone.
 
-The order makes it repeatable after a crash at any moment. First an intention is written (`forgetting.safetensors`:
-whom, which bytes to search for, which analyses and pages to make anew), then the mark by which no later command brings
-the client back. Then files are changed one by one, each whole or not at all; analyses, summary and report are made
-anew; everything is searched. The receipt comes last, and the intention is removed.
+The order of steps allows to repeat the command after a crash at any moment:
+
+1. It writes a plan (`forgetting.safetensors`): the client, the bytes to search for, the analyses and pages to remake.
+2. It marks the client as forgotten, so that no later command brings it back.
+3. It changes the files one by one, each atomically, and makes analyses, summary and report again.
+4. It searches everything, writes the receipt, and removes the plan.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def forget_client(folder: Path, client: str) -> dict[str, Any]:
 
 @dataclass
 class Forgetting:
-    """One client being forgotten in one folder."""
+    """Forgets one client in one folder."""
 
     folder: Path
     configs: dict[Path, ExperimentConfig]  # by run folder
@@ -112,7 +114,7 @@ class Forgetting:
             raise UserError(f"client {self.name!r} is already forgotten in {self.folder}")
         if not begun:
             for run in self.configs:
-                RunFolder(run).result()  # refuses what is damaged, or of another version
+                RunFolder(run).result()  # refuses damaged runs, and those of another version
         self.client = scrub.ForgottenClient(self.name, self.population.index(self.name))
         about, before = begun or ({"client": self.name, "changed": [], **self._derived()}, [])
         traces = list(dict.fromkeys([*before, *self._traces()]))
@@ -120,9 +122,9 @@ class Forgetting:
         return about, traces
 
     def _traces(self) -> list[bytes]:
-        """The client's own bytes: private state, what the server keeps of it, its exported models.
+        """The client's own bytes: private state, the server's values for it, its exported models.
 
-        Bytes that others have as well (a state in which everyone began, a frozen layer, the shared model) are no trace.
+        Bytes that other clients have too (an initial state, a frozen layer, the shared model) are not traces.
         """
         own, others = [], []
         for path in self._segments():
@@ -152,7 +154,7 @@ class Forgetting:
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
                 asked = {name: record[name] for name in ("analysis", "asked")}
-            except (ValueError, KeyError, TypeError):  # nothing that could be made again
+            except (ValueError, KeyError, TypeError):  # it cannot be made again
                 continue
             analyses.setdefault(str(path.parent.parent.relative_to(self.folder)), []).append(asked)
         pages = [path.parent.relative_to(self.folder) for path in sorted(self.folder.rglob("report.html"))]
@@ -219,7 +221,7 @@ class Forgetting:
 
     # -- after ---------------------------------------------------------------------------------------------------------
     def _made_anew(self, about: dict[str, Any]) -> list[str]:
-        """Make analyses, summaries and reports again, without the client; returns what could not be made, and why."""
+        """Makes analyses, summaries and reports again, without the client; returns what could not be made, and why."""
         from bespoke.analysis.analyze import Analyses, wanted_again
         from bespoke.report.page import write_report
         from bespoke.report.report import summarize
@@ -240,7 +242,7 @@ class Forgetting:
         for what, make in work:
             try:
                 make()
-            except (UserError, ValueError) as error:  # nobody is left, or the data are gone
+            except (UserError, ValueError) as error:  # no client remains, or the data are gone
                 not_made.append(f"{what.removeprefix('./')}: {error}")
         return not_made
 
@@ -278,14 +280,14 @@ def _read_intention(path: Path) -> tuple[dict[str, Any], list[bytes]] | None:
 
 
 def _without_examples(about: dict[str, Any], client: str) -> None:
-    """Checks of the data name two clients as an example; without one of them there is none."""
+    """Removes the example from checks of the data, which names two clients, if this client is one of them."""
     for found in about.get("checks") or []:
         if client in found.get("example", "").split(" and "):
             found.pop("example")
 
 
 def _recounted(run: Path, result: dict[str, Any]) -> None:
-    """Set the number of clients and their mean to what clients.parquet has now."""
+    """Computes the number of clients and their mean again, from clients.parquet."""
     path = run / "clients.parquet"
     if path.exists() and result.get("query") is not None:
         from pyarrow import parquet

@@ -12,7 +12,7 @@ from typing import Any
 
 from bespoke.storage import open_arrays
 
-SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and different ones among them: less would be found by chance
+SHORTEST, DIFFERENT = 8, 6  # bytes of a trace, and distinct bytes: shorter ones occur by chance
 
 
 @dataclass
@@ -25,12 +25,12 @@ class Found:
 
 
 def telling(trace: bytes) -> bool:
-    """Whether these bytes can be searched for: they must not occur unless they are the client's."""
+    """Whether these bytes are long and varied enough for a search: they must not occur by chance."""
     return len(trace) >= SHORTEST and len(set(trace)) >= DIFFERENT
 
 
 def search(folder: Path, client: str, traces: Iterable[bytes], leave_out: Iterable[Path] = ()) -> Found:
-    """Search all files below a folder."""
+    """Searches all files below a folder."""
     traces, found, word = list(traces), Found(), _word(client)
     for path in sorted(set(folder.rglob("*")) - set(leave_out)):
         name = str(path.relative_to(folder))
@@ -49,7 +49,7 @@ def search(folder: Path, client: str, traces: Iterable[bytes], leave_out: Iterab
 
 
 def _word(client: str) -> re.Pattern[str]:
-    """The id as a whole word, as it is or as HTML and JSON write it."""
+    """A pattern for the id as a whole word, also as HTML and JSON escape it."""
     spellings = {client, html.escape(client), html.escape(client, quote=False)}
     for escaped in (json.dumps(client), json.dumps(client, ensure_ascii=False)):
         spellings |= {escaped[1:-1], escaped[1:-1].replace("<", "\\u003c")}
@@ -59,7 +59,7 @@ def _word(client: str) -> re.Pattern[str]:
 
 
 def _bytes(path: Path) -> Iterator[bytes]:
-    """A file as it lies on disk, and for a table, which is compressed, its columns."""
+    """The bytes of a file, and for a table, which is compressed, its columns."""
     yield path.read_bytes()
     if path.suffix == ".parquet":
         for column in _columns(path).values():
@@ -68,7 +68,7 @@ def _bytes(path: Path) -> Iterator[bytes]:
 
 
 def _texts(path: Path, whole: bytes) -> Iterator[str]:
-    """Every text that a file holds."""
+    """Every text in a file."""
     if path.suffix == ".parquet":
         for name, column in _columns(path).items():
             yield name

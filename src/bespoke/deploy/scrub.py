@@ -21,7 +21,7 @@ from bespoke.runs.folder import Mark, RunFolder, read_checkpoint
 from bespoke.storage import settle, write_text
 from bespoke.tensors import Tree, flatten, unflatten
 
-# under these names JSON lists clients by id, or holds a number for each
+# keys under which JSON lists clients by id, or has a number for each
 NAMING = ("excluded", "watched", "own", "left_out", "cut", "outliers", "clients")
 LOGS = ("rounds.jsonl", "ledger.jsonl", "attempts.jsonl")
 
@@ -35,12 +35,12 @@ class ForgottenClient:
 
 
 def replaced(path: Path, write: Callable[[], None]) -> None:
-    """Let `write` put a new file in the place of this one, then overwrite the old one's bytes."""
-    old = path.with_name(f".{path.name}.old.partial")  # swept with other half-written files after a crash
+    """Lets `write` replace this file, then overwrites the old file's bytes."""
+    old = path.with_name(f".{path.name}.old.partial")  # removed with other half-written files after a crash
     old.unlink(missing_ok=True)
     try:
         os.link(path, old)
-    except OSError:  # a file system without links: the old bytes are left to it
+    except OSError:  # without hard links the old bytes cannot be overwritten
         write()
         return
     write()
@@ -48,7 +48,7 @@ def replaced(path: Path, write: Callable[[], None]) -> None:
 
 
 def overwrite(path: Path) -> bool:
-    """Write zeros over a file, and remove it."""
+    """Writes zeros over a file, and removes it."""
     with open(path, "r+b") as file:
         file.write(bytes(path.stat().st_size))
         file.flush()
@@ -59,7 +59,7 @@ def overwrite(path: Path) -> bool:
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 def unnamed(value: Any, client: str) -> Any:
-    """JSON without a client, wherever clients are named."""
+    """JSON without this client's id, wherever clients are named."""
     if isinstance(value, list):
         return [unnamed(entry, client) for entry in value]
     if not isinstance(value, dict):
@@ -88,7 +88,7 @@ def scrub_json(path: Path, client: str, more: Callable[[dict[str, Any]], None] =
 
 
 def scrub_log(path: Path, client: str) -> bool:
-    """Take the client out of a log; lines keep their lengths, because checkpoints know how long a log was."""
+    """Removes the client from a log. Lines keep their lengths, because checkpoints hold the lengths of logs."""
     if not path.exists():
         return False
     before = path.read_bytes()
@@ -113,7 +113,7 @@ def scrub_log(path: Path, client: str) -> bool:
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 def scrub_table(path: Path, client: str) -> bool:
-    """Take the client's rows out of a Parquet table that has a column `client`."""
+    """Removes the client's rows from a Parquet table with a column `client`."""
     import pyarrow
     from pyarrow import compute, parquet
 
@@ -136,7 +136,7 @@ def scrub_table(path: Path, client: str) -> bool:
 
 # -- private state -----------------------------------------------------------------------------------------------------
 def scrub_segment(path: Path, client: int) -> bool:
-    """Take one client's row out of a file of private state."""
+    """Removes one client's row from a file of private state."""
     clients, rows = read_segment(path)
     others = clients != client
     if others.all():
@@ -156,10 +156,10 @@ def segment_rows(path: Path, client: int) -> tuple[bytes, bytes]:
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 def server_rows(method: Method | None, server: Tree) -> dict[str, tuple[Tensor, int]]:
-    """What the server keeps of each client: by leaf, its value for a client never seen, and how many axes are clients.
+    """The server's leaves with values by client: the value of a client never seen, and the number of client axes.
 
-    Who is in which group is one such leaf. Others are found by asking a method that sends clients something of their
-    own for its state with two and with three clients: axes that grow are clients.
+    The groups of clients are one such leaf. For methods with unicast, the others are found by comparing the server's
+    states for two and for three clients: axes that grow are clients.
     """
     found = {"groups": (torch.zeros(2, dtype=torch.int64), 1)} if "groups" in server else {}
     if method is None or type(method).unicast is Method.unicast:
@@ -173,7 +173,7 @@ def server_rows(method: Method | None, server: Tree) -> dict[str, tuple[Tensor, 
 
 
 def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], client: int) -> dict[str, Tensor]:
-    """A server state in which the client looks like one that was never seen."""
+    """A server state in which the client has the values of a client never seen."""
     changed = dict(flat)
     for name, (fresh, axes) in kept.items():
         leaf = flat[name].clone()
@@ -187,7 +187,7 @@ def never_seen(flat: dict[str, Tensor], kept: dict[str, tuple[Tensor, int]], cli
 
 
 def scrub_checkpoint(folder: RunFolder, path: Path, client: ForgottenClient, method: Method | None) -> bool:
-    """Take a client out of a checkpoint: its name, and what the server keeps of it; `method`: whose state it is."""
+    """Removes a client from a checkpoint: its name, and the server's values for it. `method` made the state."""
     found = read_checkpoint(path)
     flat = flatten(found.server)
     kept = server_rows(method if found.round >= 0 else None, found.server)
@@ -208,7 +208,7 @@ def _so_far(log: Path, length: int) -> str:
 
 # -- exported models ---------------------------------------------------------------------------------------------------
 def scrub_exported(run: Path, client: str) -> bool:
-    """Remove a client's exported personal model."""
+    """Removes a client's exported personal model."""
     exported = client_folder(run, client)
     if not exported.is_dir():
         return False
@@ -220,5 +220,5 @@ def scrub_exported(run: Path, client: str) -> bool:
 
 
 def tables(folder: Path) -> Iterator[Path]:
-    """Every Parquet table of a folder, those of analyses aside: they are made anew."""
+    """Every Parquet table of a folder, except those of analyses, which are made again."""
     return (path for path in sorted(folder.rglob("*.parquet")) if path.parent.name != "analysis")

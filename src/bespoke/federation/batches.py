@@ -24,7 +24,7 @@ from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
 WHOLE = Batching(size=2**31)  # all of a client's rows as one batch: for scoring, and for fits to convergence
-COLUMNS = ("x", "y", "kind", "context", "characters", "spelling")  # what clients compute with, if it is there
+COLUMNS = ("x", "y", "kind", "context", "characters", "spelling")  # columns that clients compute with
 NOTHING = torch.zeros((1, 1), dtype=torch.int64)
 NO_KEY = torch.zeros((), dtype=torch.int64)
 LAP = 2**24  # steps of an epoch, at most
@@ -120,8 +120,8 @@ class StackedBatches:
         return _turn(self.laps, step, 0 if self.most else self.steps)
 
     def _place(self, step: int) -> tuple[int, int | Tensor]:
-        """The epoch of a step, and how many of its rows come before."""
-        if self.most and not self.even:  # over and over a client's own batches: nobody waits for the longest
+        """The epoch of a step, and the number of rows of that epoch before it."""
+        if self.most and not self.even:  # each client repeats its own batches, so none waits for the longest
             own = -(-self.used // self.size)
             return 0, step % own.clamp(min=1) * self.size
         epoch, place = divmod(step, self.steps)
@@ -155,7 +155,7 @@ class StackedBatches:
 
     def again(self, step: int, times: int) -> StackedBatches:
         epoch, before = self._place(step)
-        here = (self.used - before).clamp(0, self.size)  # none for a client that only waits for the longest
+        here = (self.used - before).clamp(0, self.size)  # zero for a client that has finished its own steps
         epoch = epoch if len(self.orders) > 1 else 0
         return replace(
             self, orders=self.orders[epoch : epoch + 1], begin=self.begin + before * (here > 0), used=here,
@@ -170,7 +170,7 @@ class StackedBatches:
         return _chances(self.key, count, purpose)
 
     def mapped(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What differs between clients: the arguments of a vmapped function."""
+        """Everything that differs between clients: the arguments of a vmapped function."""
         return self.begin, self.used, self.examples, self.key
 
     def of_client(self, mine: tuple[Tensor, Tensor, Tensor, Tensor]) -> StackedBatches:
@@ -180,7 +180,7 @@ class StackedBatches:
 
 
 def _turn(laps: int, step: int, steps: int) -> int:
-    """The number of a step in its round, the same in both forms: `steps` of an epoch, or 0 where they go on."""
+    """Numbers the steps of a round, the same in both forms: `steps` of an epoch, or 0 if steps are not in epochs."""
     epoch, place = divmod(step, steps) if steps else (0, step)
     return (laps + epoch) * LAP + place
 
@@ -206,7 +206,7 @@ def _scrambled(word: Tensor) -> Tensor:
 
 
 def columns_of(population: Population) -> tuple[str, ...]:
-    """The columns of these rows that clients compute with."""
+    """The columns of this population that clients compute with."""
     return (*(name for name in COLUMNS if name in population.columns), *population.about.get("inputs", [])[1:])
 
 
@@ -220,7 +220,7 @@ def steps_of(sizes: Ints, batching: Batching) -> Ints:
 def work_of(sizes: Ints, batching: Batching, taken: Ints | None = None) -> tuple[int, int]:
     """Steps and examples of clients with these numbers of rows.
 
-    Where a batching is in steps these are the most there can be, unless each client's number (`taken`) is known.
+    For a batching in steps these are upper bounds, unless each client's number of steps (`taken`) is known.
     """
     if not batching.steps:
         passes = batching.epochs * batching.uses
@@ -232,7 +232,7 @@ def work_of(sizes: Ints, batching: Batching, taken: Ints | None = None) -> tuple
 
 
 class Layout:
-    """How some clients' rows lie and fall into batches: what stays the same in every round of the same cohort."""
+    """Where some clients' rows lie and how they form batches. It is the same in every round of the same cohort."""
 
     def __init__(self, part: Rows, clients: Ints, batching: Batching, device: torch.device = CPU) -> None:
         self.part, self.clients, self.batching, self.device = part, clients, batching, device
@@ -242,7 +242,7 @@ class Layout:
         self._frames: dict[bytes, StackedBatches] = {}
 
     def serves(self, part: Rows, clients: Ints, batching: Batching) -> bool:
-        """Whether it is the layout of these."""
+        """Whether this is the layout of these clients' rows."""
         same = part is self.part and batching == self.batching
         return same and (clients is self.clients or np.array_equal(clients, self.clients))
 
@@ -251,15 +251,15 @@ class Layout:
         return np.repeat(self.begins, self.sizes)
 
     def _fetched(self) -> tuple[Params, Ints]:
-        """Columns, and where these clients' rows are in them."""
+        """The columns, and the positions of these clients' rows in them."""
         columns, shift = self.part.fetch(self.clients, columns_of(self.part.population))
         return columns, self.rows + np.repeat(shift, self.sizes) if shift.any() else self.rows
 
     @cached_property
     def _moved(self) -> tuple[Params, Ints]:
-        """These clients' rows and no others, on the device; they stay there as long as the same clients come."""
+        """Copies these clients' rows to the device, where they stay while the same clients take part."""
         columns, rows = self._fetched()
-        some = torch.from_numpy(rows) if len(rows) else slice(0, 1)  # a row to repeat as padding is always there
+        some = torch.from_numpy(rows) if len(rows) else slice(0, 1)  # there is always a row to repeat as padding
         return {name: column[some].to(self.device) for name, column in columns.items()}, np.arange(len(rows))
 
     def draw(self, key: int | None, number: int = 0) -> Orders:
@@ -275,7 +275,7 @@ class Layout:
         return Orders(self, columns, orders, own, number)
 
     def frame(self, positions: Ints) -> StackedBatches:
-        """What `StackedBatches` holds of these clients besides their rows."""
+        """The values of `StackedBatches` other than rows, for these clients."""
         name = positions.tobytes()
         if name not in self._frames:
             self._frames[name] = self._framed(positions)
@@ -300,7 +300,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Orders:
-    """The rows of some clients in the order they are to be used: one concatenated list per epoch."""
+    """The rows of some clients in the order of use: one concatenated list per epoch."""
 
     layout: Layout
     columns: Params
@@ -343,7 +343,7 @@ class Orders:
 
     @cached_property
     def _whole(self) -> Tensor:
-        """The orders of all clients, an epoch each; if nobody has rows, all is padding."""
+        """The orders of all clients, one per epoch; all padding if no client has rows."""
         orders = NOTHING
         if len(self.rows[0]):
             orders = torch.from_numpy(np.stack(self.rows) if len(self.rows) > 1 else self.rows[0][None])
@@ -351,7 +351,7 @@ class Orders:
 
 
 def buckets(steps: Ints, chunk: int, launch_cost: float) -> list[Ints]:
-    """Group clients (by position) of like numbers of steps into chunks of at most `chunk`.
+    """Groups clients (by position) with similar numbers of steps into chunks of at most `chunk`.
 
     A chunk costs (steps of its longest) x (launch_cost + its clients) in units of one client's step: many small chunks
     launch often, few large ones pad much. Cut points over the sorted clients by dynamic programming.

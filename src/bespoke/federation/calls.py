@@ -1,4 +1,4 @@
-"""What an engine may ask of a place where clients live: named operations with plain values. See docs/protocol.md."""
+"""The operations that an engine may call at a place where clients live. See docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# An operation, the values that it takes, and what each of them is (see wire.py; "?": or nothing). Whoever serves calls
-# carries out these and nothing else.
+# By operation: its values, and the kind of each (see wire.py; "?": or None). A server of calls executes these and
+# nothing else.
 OPERATIONS: dict[str, dict[str, str]] = {
     "hello": {},
     "moments": {"train": "rows", "centres": "tree"},
@@ -17,12 +17,12 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "move": {"train": "rows"},
     "template": {},
     "train": {
-        "shared": "tree", "own": "tree?", "clients": "clients", "key": "number", "coming": "clients?",
-        "rows": "clients?", "number": "number", "told": "tree",
+        "shared": "tree", "own": "tree?", "clients": "clients", "key": "number", "next_clients": "clients?",
+        "rows": "clients?", "number": "number", "transform_state": "tree",
     },
     "settle": {},
-    "answer": {"what": "text", "told": "tree"},
-    "secure": {"step": "text", "told": "by client"},
+    "answer": {"question": "text", "inputs": "tree"},
+    "secure": {"step": "text", "messages": "by client"},
     "examine": {
         "shared": "tree", "own": "tree?", "clients": "clients", "support": "rows", "parts": "parts", "key": "number",
         "rows": "clients?", "by_row": "text",
@@ -39,9 +39,9 @@ OPERATIONS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Settle:
-    """What became of a round: the private state that it made is kept, of all its clients or of those in `used`.
+    """Keeps the private state of a round, of all its clients or of those in `used`; discards the rest.
 
-    An empty `used` says that the round did not happen. Said again, it changes nothing.
+    An empty `used` discards the whole round. A repeated settle changes nothing.
     """
 
     key: int  # the round's
@@ -50,7 +50,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class Call:
-    """An operation with its values; `settle` is carried out before it."""
+    """An operation with its values; `settle` is executed before it."""
 
     operation: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Call:
 
 
 def serve(host: Any, call: Call) -> Any:
-    """Carry out a call on a host: its methods are called as the operations are."""
+    """Executes a call on a host, whose methods have the names of the operations."""
     if call.settle is not None:
         host.settle(call.settle.key, call.settle.used)
     if call.operation == "settle":

@@ -1,6 +1,6 @@
-"""How clients are executed: in a loop or vectorized, in which chunks, in how many worker processes.
+"""Chooses how clients are executed: in a loop or vectorized, in which chunks, in how many worker processes.
 
-It is chosen by the model and its work, then, where that does not settle it, by a short trial; and it can be told.
+The model and its work decide. Where they do not, a short trial does. `[engine]` of an experiment overrides both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bespoke.tensors import Params, count, leaves
 CACHE = 2**21  # bytes a chunk's step may touch before it falls out of a core's cache
 TRAINED = 2**29  # bytes that a chunk's own copies of what is trained may take, where memory is the limit
 COPIES = 8  # of what is trained: parameters, slopes and Adam's moments, before and after a step
-WORTH_WORKERS = 0.25  # seconds of a round from which on worker processes are worth their start
-SMALL = 200_000  # parameters up to which vectorizing over clients is tried against the loop
+WORTH_WORKERS = 0.25  # a round of more seconds than this is worth the start of worker processes
+SMALL = 200_000  # up to so many parameters, a trial compares vectorized clients with the loop
 LAUNCH = 2e-3  # seconds that a step costs besides its arithmetic
 SPEED = 3e10  # floating point operations a second of one core, roughly
 GPU_CHUNK = 2**31  # bytes that the clients of a chunk may take on a GPU
-LONG_STEP = 10 * LAUNCH  # seconds of a client's step from which on there is nothing to gain by vectorizing
+LONG_STEP = 10 * LAUNCH  # a client's step of more seconds than this gains nothing from vectorizing
 
 
 def no_vmap(task: Task) -> str:
@@ -61,7 +61,7 @@ def choose(
     device: str = "cpu",
     stages: tuple[Method, ...] = (),
 ) -> Choice:
-    """How to execute this work: by what the model is, then, where that does not settle it, by a short trial.
+    """Chooses how to execute this work: by the model, or, where that does not decide, by a short trial.
 
     stages: the methods of all stages of the run, which is executed on one device.
     """
@@ -86,10 +86,10 @@ def choose(
     batch = work.method.batching().size if work.method.trains else work.method.support_batching().size
     linear = task.has_closed_form
     compiled = linear and kernels.available()
-    # a step of a chunk should stay in the cache; compiled descent reads rows in place and has but the updates to hold
+    # a step of a chunk should stay in the cache; compiled descent reads rows in place and holds only the updates
     fit = 8 * CACHE // (8 * size) if compiled else CACHE // (8 * size + batch * row)
     vectorizes, batched = task.vectorizes, task.batches_clients
-    if batched:  # what is trained may be far more than the task's parameters: the generators of embeddings
+    if batched:  # what is trained may be far larger than the task's parameters: generators of embeddings are
         shared = work.method.broadcast(work.method.init_server(params, work.before(Roster.of(population))))
         fit = min(fit, TRAINED // (COPIES * 4 * max(count(shared), 1)))
     best_chunk = chunk or max(min(fit, 2048), 4)
@@ -100,7 +100,7 @@ def choose(
     if kind == "auto":
         if linear:
             vectorized, reason = True, "linear model"
-        elif batched and batch < WHOLE.size:  # else a chunk would hold what is made of all rows of all its clients
+        elif batched and batch < WHOLE.size:  # else a chunk would hold intermediate values of all its rows
             vectorized, reason = True, "a model that takes the rows of many clients in one batch"
         elif batched:
             vectorized, reason = False, "all rows of a client at once"
@@ -118,14 +118,14 @@ def choose(
         vectorized, reason = kind == "vectorized", "as told"
     reason += "" if task.portable else "; a model that is no part of a module stays in this process"
     if workers is None:
-        # starting workers costs seconds: worth it where a round takes long
+        # workers take seconds to start, which pays only if a round takes long
         steps, examples = (cohort * found / len(rows) for found in work_of(rows, work.method.batching()))
         long = (batched or not vectorized) and LAUNCH * steps + arithmetic * examples > WORTH_WORKERS
         workers = many if long and many > 1 else 0
     gradient: Gradient = "autograd"
     if vectorized:
         gradient = "fused" if compiled else "closed-form" if linear else "func"
-    # a small model's steps are too short to be shared by threads, which wait for each other on a busy machine
+    # a small model's steps are too short for several threads, which wait for each other on a busy machine
     threads = 1 if workers or (not vectorized and step <= LONG_STEP) else many
     if precision == "bf16" and linear:
         precision, reason = "float32", f"{reason}, whose steps are exact in float32 alone"
@@ -139,10 +139,10 @@ def _on_device(
     population: Population, work: ClientWork, params: Params, device: str, stages: tuple[Method, ...],
     kind: str, chunk: int | None, workers: int | None, precision: Precision,
 ) -> Choice | None:  # fmt: skip
-    """How to execute this work on a GPU; None if it needs float64 and the device has none.
+    """Chooses how to execute this work on a GPU; None if the work needs float64 and the device has none.
 
-    A GPU is fast where much is done at once: clients are vectorized wherever vmap can run the model. One process is
-    enough to keep one busy.
+    A GPU needs large batches of work, so clients are vectorized wherever vmap can run the model. One process keeps one
+    GPU busy.
     """
     place, task, size = torch.device(device), work.method.task, count(params)
     sent = work.method.broadcast(work.method.init_server(params, work.before(Roster.of(population))))
@@ -157,7 +157,7 @@ def _on_device(
     vectorized = vectorizes if kind == "auto" else kind == "vectorized"
     reason = "many clients a step" if vectorized else task.looped or "a model that cannot be vectorized"
     reason = reason if kind == "auto" else "as told"
-    # a client of a chunk holds its copies of the model, and what its batch becomes on the way through the layers
+    # each client of a chunk holds its copies of the model, and the activations of its batch
     row = population.columns["x"][:1]
     rows = min(batching.size, int(population.sizes(np.arange(min(len(population), 2000))).max()))
     numbers = COPIES * max(size, count(sent) * task.batches_clients) + rows * (row.numel() + task.work(row) // 64)
@@ -175,7 +175,7 @@ def _on_device(
 
 
 def fitting(how: Choice, methods: tuple[Method, ...]) -> Choice:
-    """A choice made for other methods, for these: on the CPU if they need float64 and the device has none."""
+    """Adapts a choice made for other methods: moves to the CPU if these need float64 and the device has none."""
     if devices.has_double(torch.device(how.device)) or not any(map(in_double, methods)):
         return how
     return replace(how, device="cpu", reason=f"{how.reason}; in float64, which {how.device} does not have")

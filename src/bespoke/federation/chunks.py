@@ -1,4 +1,4 @@
-"""Which of a cohort's clients are executed together, by their rows and steps and by what memory has room for."""
+"""Divides a cohort into chunks of clients that are executed together, by their rows and steps and by memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bespoke.task import Task
 Ints = NDArray[np.int64]
 
 ROOM = 2**24  # numbers that the padded rows of a chunk may have
-LAUNCH_COST = 12.0  # what starting a step of a chunk costs, in steps of one small client: see docs/speed.md
+LAUNCH_COST = 12.0  # cost of launching a step of a chunk, in steps of one small client (docs/speed.md)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Puts a host's clients into chunks; `x` are the rows it holds."""
+    """Divides a host's clients into chunks; `x` are the host's rows."""
 
     mode: Mode
     task: Task
@@ -28,12 +28,12 @@ class Chunks:
 
     def of(self, layout: Layout, among: NDArray[np.bool_] | None = None) -> list[Ints]:
         """The positions of clients (`among` these) that are executed together."""
-        filled = layout.sizes > 0  # a client without rows has nothing to say
+        filled = layout.sizes > 0  # a client without rows sends nothing
         positions = np.flatnonzero(filled if among is None else filled & among)
         if not len(positions):
             return []
         if not self.mode.vectorized:
-            # one at a time, so that the memory held is one client's update, whatever the cohort
+            # one at a time, so that memory holds one client's update, however large the cohort
             return [positions[i : i + 1] for i in range(len(positions))]
         if layout.batching.size >= WHOLE.size:  # all rows at once: these are padded to the longest
             return self.alike(positions, layout.sizes)
@@ -43,7 +43,7 @@ class Chunks:
         return [positions[bucket] for bucket in buckets(layout.steps[positions], self.mode.chunk, LAUNCH_COST)]
 
     def alike(self, positions: Ints, rows: Ints) -> list[Ints]:
-        """Clients with about as many rows, which are padded to the longest, in chunks that memory has room for."""
+        """Chunks of clients with similar numbers of rows, which are padded to the longest and fit into memory."""
         if not self.mode.vectorized or len(positions) == 1:
             return [positions]
         sizes = (2 ** np.ceil(np.log2(np.maximum(rows[positions], 1)))).astype(np.int64)

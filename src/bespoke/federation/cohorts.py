@@ -1,4 +1,4 @@
-"""Who takes part in a round: sampling of clients, and a simulated availability of those sampled.
+"""Draws the cohort of each round, and simulates which of its clients answer.
 
 A draw is a function of (seed, round); its cost does not depend on the size of the population.
 """
@@ -52,9 +52,9 @@ class Draw:
 class Sampler:
     """Draws cohorts of about `size` clients.
 
-    - uniform: without replacement; poisson: each client with probability size / N, independently (what privacy
-      accounting likes best); round-robin: everyone once, in random order, before anyone twice; importance:
-      proportional to the number of examples, without replacement; full: everyone.
+    - uniform: without replacement; poisson: each client with probability size / N, independently (the tightest
+      privacy accounting); round-robin: every client once, in random order, before any client twice; importance:
+      proportional to the number of examples, without replacement; full: all clients.
     - dropout: the probability that a contacted client never answers. straggle: spread of the clients' speeds (standard
       deviation of the logarithm); over_select: contact this many times `size` clients and keep the first to report.
     """
@@ -71,7 +71,7 @@ class Sampler:
 
     @cached_property
     def clients(self) -> Ints:
-        """Who may come."""
+        """The clients that may be drawn."""
         return self.train.clients if self.among is None else self.among
 
     @cached_property
@@ -79,7 +79,7 @@ class Sampler:
         return np.cumsum(self.train.sizes(self.clients))
 
     def by_group(self, groups: Ints) -> SideBySide:
-        """A cohort of its own for each group, all drawn like this one; `groups` of all clients, 0: not known."""
+        """Draws a separate cohort for each group in the same way; `groups`: each client's group, 0 if unknown."""
         mine = groups[self.train.clients]
         order = np.argsort(mine, kind="stable")
         members = np.split(self.train.clients[order], np.cumsum(np.bincount(mine))[:-1])
@@ -129,13 +129,13 @@ class Sampler:
         return places.astype(np.int64)
 
     def _by_examples(self, random: np.random.Generator, wanted: int) -> Ints:
-        if 2 * wanted > len(self._cumulative):  # so many that rejection would take long: order all by a weighted draw
+        if 2 * wanted > len(self._cumulative):  # rejection would take long: a weighted order of all
             examples = np.diff(self._cumulative, prepend=0)
             with np.errstate(divide="ignore"):
                 order = np.argsort(random.standard_exponential(len(examples)) / examples, kind="stable")
             return order[:wanted]
         chosen: dict[int, None] = {}
-        while len(chosen) < wanted:  # a random row's owner, until enough different ones are found
+        while len(chosen) < wanted:  # draw owners of random rows until enough different clients are found
             rows = random.integers(self._cumulative[-1], size=2 * wanted)
             for place in np.searchsorted(self._cumulative, rows, side="right"):
                 if len(chosen) < wanted:
@@ -150,7 +150,7 @@ class Sampler:
         if self.over_select > 1 and len(answered) > self.size:
             if self.straggle:
                 keys = self.train.population.keys[answered]
-                # a client's own speed, and the luck of the round, in equal parts
+                # half of the variance is the client's own speed, half is drawn for the round
                 slow = _normal("speed", self.seed, keys) + _normal("luck", self.seed, round, keys)
                 time = self.train.sizes(answered).astype(np.float64) * np.exp(self.straggle * slow / 2**0.5)
             else:

@@ -1,4 +1,4 @@
-"""The engine: spreads a cohort over the places where its clients live, and adds up what they say."""
+"""The engine spreads a cohort over the places where its clients live, and adds up their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bespoke.federation.batches import steps_of
 from bespoke.federation.calls import Call, Settle
 from bespoke.federation.examine import ROWS, Scores, fill
 from bespoke.federation.execution import Choice as Choice
-from bespoke.federation.held import settle
+from bespoke.federation.held import aggregate
 from bespoke.federation.host import Host, home_of
 from bespoke.federation.partial import Partial
 from bespoke.federation.places import places
@@ -37,7 +37,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Secured:
-    """Secure sums in a round: bytes of the protocol beside the broadcast, and why a cohort was not added up."""
+    """What secure sums cost in a round (bytes besides the broadcast), and why cohorts were refused."""
 
     bytes_up: int
     bytes_down: int
@@ -46,7 +46,7 @@ class Secured:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A cohort for the server, and what the round cost."""
+    """The cohort's sums for the server, and the cost of the round."""
 
     cohort: Cohort
     bytes_up: int
@@ -55,16 +55,16 @@ class RoundResult:
     examples: int
     state: State = field(default_factory=dict)  # of the transforms, for the next round
     ruled: Combined | None = None  # what a robust rule did
-    norms: dict[int, float] = field(default_factory=dict)  # of each client's change: for the one who simulates
+    norms: dict[int, float] = field(default_factory=dict)  # of each client's change; only a simulation sees these
     observed: dict[str, Any] = field(default_factory=dict)  # by the transforms, for the round's log
     secure: Secured | None = None  # what secure sums cost, and what they refused
 
 
 class Engine:
-    """Runs client work at the places where clients live. Use as a context manager: places end with it.
+    """Runs client work at the places where clients live. Use it as a context manager, which closes the places.
 
-    By default these are of a simulation: hosts of a population, as chosen. Else `remotes` are given, whose clients are
-    numbered as those of `population`, which may be a roster. `homes`: where each client lives, if in one place alone.
+    Without `remotes`, the engine simulates: it makes hosts of the population, as chosen. With `remotes`, `population`
+    may be a roster, whose numbers of clients the remotes use. `homes`: the remote of each client, if it has only one.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Engine:
             assert isinstance(population, Population), "a roster has no rows: say where its clients live"
             remotes = places(population, choice)
         self.remotes = list(remotes)
-        self.owed: list[Settle | None] = [None] * len(self.remotes)  # what each is yet to be told of the last round
-        self.unsettled: tuple[list[int], Settle] | None = None  # the last round: who took part, and what it is told
+        self.owed: list[Settle | None] = [None] * len(self.remotes)  # by remote: the settle that its next call carries
+        self.unsettled: tuple[list[int], Settle] | None = None  # remotes of the last round, and its settle
         self.closed = False
         self.sums: Any = None  # secure sums, where there are any
 
@@ -95,7 +95,7 @@ class Engine:
 
     @property
     def host(self) -> Host | None:
-        """The host in this process, if there is one, with the state of the last round: for those who look closer."""
+        """The host in this process, if there is one, after the last round is settled. For tests and studies."""
         here = self.remotes[0] if self.remotes else None
         if not isinstance(here, Here):
             return None
@@ -105,7 +105,7 @@ class Engine:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
     def _ask(self, calls: dict[int, Call]) -> dict[int, Any]:
-        """The answers of places to these calls; all are heard out before a failure of one is raised."""
+        """Sends calls and returns the answers, by place. It waits for all answers before it raises a failure."""
         for place, call in calls.items():
             settle, self.owed[place] = self.owed[place], None
             self.remotes[place].start(replace(call, settle=settle))
@@ -121,7 +121,7 @@ class Engine:
         return answers
 
     def _all(self, operation: str, **values: Any) -> list[Any]:
-        """The same call at every place."""
+        """Settles the last round, and sends the same call to every place."""
         self._settle()
         return self._everywhere(Call(operation, values))
 
@@ -129,7 +129,7 @@ class Engine:
         return list(self._ask(dict.fromkeys(range(len(self.remotes)), call)).values())
 
     def _settle(self) -> None:
-        """Whoever took part in the last round is told what became of it, with the next call."""
+        """Attaches the last round's settle to the next call of each place that took part."""
         if self.unsettled is not None:
             took_part, settle = self.unsettled
             self.unsettled = None
@@ -137,18 +137,18 @@ class Engine:
                 self.owed[place] = settle
 
     def commit(self) -> None:
-        """The server has used the last round: the private state that it made is kept. Any later call says so, too."""
+        """Keeps the private state of the last round, because the server has used it. Any later call does the same."""
         self._settle()
 
     def abandon(self) -> None:
-        """The server has not used the last round, which did not happen."""
+        """Discards the private state of the last round, because the server has not used it."""
         if self.unsettled is not None:
             took_part, settle = self.unsettled
             self.unsettled = took_part, replace(settle, used=np.zeros(0, np.int64))
             self._settle()
 
     def open(self, work: ClientWork, params: Params) -> None:
-        """Begin a stage: a method, its rows, and the parameters its private state starts from."""
+        """Begins a stage. `params` are the parameters from which private state starts."""
         self.work = work
         self.layered = bool(work.method.task.layers)
         self.stateful = bool(work.method.init_private(params)) or work.remembers or self.layered
@@ -159,16 +159,16 @@ class Engine:
         self._all("open", work=work, params=params)
 
     def move(self, train: Train) -> None:
-        """Go on with other rows of the same clients; their private state stays where it is."""
+        """Replaces the clients' rows by others; private state stays."""
         self.roster, self.work = Roster.of(train.population), replace(self.work, train=train)
         self._all("move", train=train)
 
     def home(self, clients: Ints) -> Ints:
-        """The place that owns a client's private state."""
+        """The place that owns each client's private state."""
         return home_of(self.roster.keys[clients], len(self.remotes)) if self.homes is None else self.homes[clients]
 
     def _shares(self, clients: Ints, weight: Callable[[], Ints]) -> list[Ints]:
-        """Positions of the cohort for each place: at their home if something of theirs lies there, else by work."""
+        """Positions of the cohort for each place: at home if a client has state there, else balanced by work."""
         if len(self.remotes) == 1:
             return [np.arange(len(clients))]
         if self.stateful or self.work.masks or self.homes is not None:
@@ -176,7 +176,7 @@ class Engine:
             return [np.flatnonzero(home == place) for place in range(len(self.remotes))]
         load, weights = np.zeros(len(self.remotes)), weight()
         shares: list[list[int]] = [[] for _ in self.remotes]
-        for position in np.argsort(-weights, kind="stable"):  # longest first, to whoever has least
+        for position in np.argsort(-weights, kind="stable"):  # longest first, to the place with the least work
             target = int(np.argmin(load))
             load[target] += weights[position]
             shares[target].append(int(position))
@@ -186,20 +186,20 @@ class Engine:
         return unicast(self.work.method, server, clients)
 
     def _rows(self, server: Tree, clients: Ints) -> Ints | None:
-        """Whose group's row of the broadcast each client is sent; None if there are no groups."""
+        """The row of the broadcast that each client receives, by its group; None without groups."""
         groups = self.work.method.groups(server)
         return None if groups is None else groups[torch.from_numpy(clients)].numpy()
 
     # -- a round -------------------------------------------------------------------------------------------------------
     def round(
-        self, server: Tree, clients: Ints, key: int, coming: Ints | None = None, state: State | None = None,
+        self, server: Tree, clients: Ints, key: int, next_clients: Ints | None = None, state: State | None = None,
         number: int = 0, contacted: Ints | None = None,
     ) -> RoundResult:  # fmt: skip
-        """Run one round on a cohort and hand back sums; `commit` or `abandon` says whether the server has used them.
+        """Runs one round on a cohort and returns sums. Call `commit` or `abandon` afterwards.
 
-        `coming`: who takes part in the next, if that is known; `state`: of the transforms, as the last round left it;
-        `number`: of the round, from 1, which clients' schedules go by;
-        `contacted`: the clients, and those that do not answer: secure sums have to get over their loss.
+        `next_clients`: the next cohort, if known, whose rows are then read ahead. `state`: the transforms' state after
+        the last round. `number`: the round's number from 1, for schedules. `contacted`: these clients and those that
+        do not answer, whose loss secure sums must survive.
         """
         method, sent_to, refused = self.work.method, len(clients), []
         everyone = clients if contacted is None else contacted
@@ -211,14 +211,17 @@ class Engine:
         merged, asked = Partial(), []
         if len(clients):
             shares = self._shares(clients, lambda: steps_of(self.work.train.sizes(clients), method.batching()))
-            waits = self.work.holds or self.work.masks  # what an earlier round left there is not to be asked for
+            waits = self.work.holds or self.work.masks  # ask all: none may keep messages of an earlier round
             asked = [place for place, share in enumerate(shares) if len(share) or waits]
             alone = len(self.remotes) == 1
-            told = {"shared": shared, "key": key, "coming": coming if alone else None, "number": number, "told": state}
+            values = {
+                "shared": shared, "key": key, "next_clients": next_clients if alone else None, "number": number,
+                "transform_state": state,
+            }  # fmt: skip
             self._settle()
             calls = {
                 place: Call("train", {
-                    **told, "own": own if alone or not own else take(own, torch.from_numpy(shares[place])),
+                    **values, "own": own if alone or not own else take(own, torch.from_numpy(shares[place])),
                     "clients": clients[shares[place]], "rows": _some(rows, shares[place]),
                 })
                 for place in asked
@@ -227,7 +230,7 @@ class Engine:
                 merged.merge(part)
             merged.joined()
         if merged.sums is None and any(transform.covers for transform in self.work.transforms):
-            empty = self.template()  # that nobody sent anything must not be seen
+            empty = self.template()  # the output must not show that no client sent anything
             if rows is not None:
                 empty = tree_map(lambda leaf: leaf.new_zeros((len(leaves(shared)[0]), *leaf.shape)), empty)
             sent = reveals(method.uplink)
@@ -236,7 +239,7 @@ class Engine:
         secure = None
         if self.work.masks:
             cohort, secure = self._masked(cohort, everyone, self._rows(server, everyone), shared, refused)
-        ruled = self._settled(cohort, clients, rows, shared) if self.work.holds and cohort.clients else None
+        ruled = self._aggregated(cohort, clients, rows, shared) if self.work.holds and cohort.clients else None
         if ruled is not None:
             cohort = replace(cohort, sums=ruled.sums, each=ruled.each, clients=ruled.clients)
         observed: dict[str, Any] = {}
@@ -250,54 +253,56 @@ class Engine:
         self.unsettled = (asked, Settle(key, used)) if asked else None
         return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms, observed, secure)
 
-    def _settled(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
-        """A cohort by the robust rule, of the messages that hosts hold."""
+    def _aggregated(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
+        """Aggregates the messages that hosts hold by the robust rule."""
         mine = None
         if rows is not None:
             mine = rows[np.argsort(asked)[np.searchsorted(np.sort(asked), cohort.clients)]]
 
-        def ask(what: str, told: Tree) -> list[Tree]:
-            answers = self._everywhere(Call("answer", {"what": what, "told": told}))
+        def ask(question: str, inputs: Tree) -> list[Tree]:
+            answers = self._everywhere(Call("answer", {"question": question, "inputs": inputs}))
             return [found for found in answers if found is not None]
 
         many = len(leaves(shared)[0]) if rows is not None else 1
         work = self.work
-        return settle(work.method, work.robust, work.collusion, ask, cohort.clients, mine, many)
+        return aggregate(work.method, work.robust, work.collusion, ask, cohort.clients, mine, many)
 
     def _masked(
         self, cohort: Cohort, contacted: Ints, rows: Ints | None, shared: Tree, refused: list[str]
     ) -> tuple[Cohort, Secured]:
-        """A cohort by secure sums, of the messages that hosts hold, and what it cost."""
+        """Adds up the messages that hosts hold by secure sums; returns the cohort and the cost."""
         ready = np.sort(np.array(cohort.clients, np.int64))
         many = len(leaves(shared)[0]) if rows is not None else 1
         found = self.sums.add_up(self._secure, contacted, ready, rows, many)
-        sums = found.sums or cohort.sums  # empty, or the zeros that noise has to cover
+        sums = found.sums or cohort.sums  # empty, or the zeros that noise covers
         secured = Secured(found.bytes_up, found.bytes_down, (*refused, *found.refused))
         return replace(cohort, sums=sums, clients=found.clients), secured
 
-    def _secure(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
-        """A step of secure sums: each client is asked where it lives; one that refuses ends the run."""
+    def _secure(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
+        """Runs a step of secure sums at every client's place. A client that refuses ends the run."""
         if len(self.remotes) == 1 or step in ("directory", "form"):
-            answers = self._everywhere(Call("secure", {"step": step, "told": told}))
+            answers = self._everywhere(Call("secure", {"step": step, "messages": messages}))
         else:
-            home = self.home(np.array(list(told), np.int64))
-            shares = [[client for client, at in zip(told, home) if at == place] for place in range(len(self.remotes))]
+            home = self.home(np.array(list(messages), np.int64))
+            shares = [
+                [client for client, at in zip(messages, home) if at == place] for place in range(len(self.remotes))
+            ]
             asked = {
-                place: Call("secure", {"step": step, "told": {client: told[client] for client in share}})
+                place: Call("secure", {"step": step, "messages": {client: messages[client] for client in share}})
                 for place, share in enumerate(shares)
             }
             answers = list(self._ask(asked).values())
         for _, refusal in answers:
             if refusal:
                 raise UserError(refusal)
-        return {client: said for found, _ in answers for client, said in found.items()}
+        return {client: message for found, _ in answers for client, message in found.items()}
 
     def start(self) -> State:
         """The transforms' state before the first round of a stage."""
         return {name: value for transform in self.work.transforms for name, value in transform.start().items()}
 
     def template(self) -> Tree:
-        """What a message of the stage looks like, all zeros."""
+        """A message of the stage, all zeros."""
         self._settle()
         template: Tree = self._ask({0: Call("template")})[0]
         return template
@@ -309,7 +314,7 @@ class Engine:
     ) -> Scores:  # fmt: skip
         """Scores of every candidate personal model of these clients: part -> metric sum -> (clients, candidates).
 
-        by_row: the metric of which each query row's part is wanted too, as ROWS: (rows, candidates).
+        by_row: the metric whose value for each query row is returned too, as ROWS: (rows, candidates).
         """
         method = self.work.method
         shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
@@ -317,10 +322,10 @@ class Engine:
         self._settle()
         shares = self._shares(clients, lambda: support.sizes(clients) + 1)
         alone = len(self.remotes) == 1
-        told = {"shared": shared, "support": support, "parts": parts, "key": key, "by_row": by_row}
+        common = {"shared": shared, "support": support, "parts": parts, "key": key, "by_row": by_row}
         answers: dict[int, Scores] = self._ask({
             place: Call("examine", {
-                **told, "own": own if alone or not own else take(own, torch.from_numpy(share)),
+                **common, "own": own if alone or not own else take(own, torch.from_numpy(share)),
                 "clients": clients[share], "rows": _some(rows, share),
             })
             for place, share in enumerate(shares) if alone or len(share)
@@ -340,44 +345,50 @@ class Engine:
         return out
 
     def personal(self, server: Tree, client: int, support: Support, candidate: int, key: int) -> Params:
-        """One client's chosen personal model."""
+        """Makes one client's chosen personal model."""
         shared, own = self.work.method.broadcast(server), self._own(server, np.array([client]))
         self._settle()
-        told: dict[str, Any] = {"shared": shared, "own": own, "rows": self._rows(server, np.array([client]))}
-        told |= {"client": client, "support": support, "candidate": candidate, "key": key}
+        values: dict[str, Any] = {"shared": shared, "own": own, "rows": self._rows(server, np.array([client]))}
+        values |= {"client": client, "support": support, "candidate": candidate, "key": key}
         place = int(self.home(np.array([client]))[0])
-        params: Params = self._ask({place: Call("personal", told)})[place]
+        params: Params = self._ask({place: Call("personal", values)})[place]
         return params
 
     # -- private state on disk -----------------------------------------------------------------------------------------
     def save_private(self, folder: Path, name: str, only_dirty: bool = True, run: str = "") -> list[str]:
-        """Each host writes its own clients' rows; returns the names of all files that private state now lies in."""
+        """Lets each host write its own clients' state; returns the names of all files that now hold private state."""
         if not self.stateful:
             return []
         self._settle()
-        told = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
-        calls = {place: Call("save_private", {**told, "name": f"{name}-{place}"}) for place in range(len(self.remotes))}
+        values = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
+        calls = {
+            place: Call("save_private", {**values, "name": f"{name}-{place}"}) for place in range(len(self.remotes))
+        }
         return list(dict.fromkeys(segment for segments in self._ask(calls).values() for segment in segments))
 
     def kept_layers(self, point: str = "") -> list[str]:
-        """The files of clients' own layers that a stage before this one left."""
+        """The names of the files with clients' own layers from the stage before."""
         return [name for names in self._all("kept_layers", point=point) for name in names] if self.layered else []
 
     def load_private(self, paths: Sequence[Path], point: str = "") -> None:
-        """Give each host the rows of its own clients, in the order written; `point`: the name of what was saved."""
+        """Lets each host read its own clients' state, in the order written; `point`: the name of the save."""
         if not paths and not self.stateful:
             return
         self._settle()
         several = len(self.remotes) if self.homes is None else 1
-        told = {"folder": str(paths[0].parent) if paths else "", "names": [path.name for path in paths], "point": point}
+        values = {
+            "folder": str(paths[0].parent) if paths else "",
+            "names": [path.name for path in paths],
+            "point": point,
+        }
         self._ask({
-            place: Call("load_private", {**told, "share": (place, several) if several > 1 else None})
+            place: Call("load_private", {**values, "share": (place, several) if several > 1 else None})
             for place in range(len(self.remotes))
         })  # fmt: skip
 
 
 def _stretches(sizes: Ints, share: Ints) -> Ints:
-    """The places of the rows of some clients, where all clients' rows lie one after the other."""
+    """The positions of some clients' rows in the concatenation of all clients' rows."""
     begins = np.cumsum(sizes) - sizes
     return np.concatenate([np.zeros(0, np.int64), *(np.arange(begins[i], begins[i] + sizes[i]) for i in share)])
 
@@ -387,13 +398,13 @@ def _some(rows: Ints | None, share: Ints) -> Ints | None:
 
 
 def broadcast_bytes(method: Method, server: Tree) -> int:
-    """What one client is sent of the broadcast: all of it, or its group's row."""
+    """Bytes of the broadcast that one client receives: all of it, or its group's row."""
     shared = method.broadcast(server)
     return nbytes(shared if method.groups(server) is None else take(shared, 0))
 
 
 def unicast(method: Method, server: Tree, clients: Ints) -> Tree | None:
-    """What each of these clients is sent for itself, stacked; None if the method sends nothing so, or to nobody."""
+    """The unicast messages to these clients, stacked; None if there are none."""
     if type(method).unicast is Method.unicast or not len(clients):
         return None
     return stack([method.unicast(server, int(client)) for client in clients])

@@ -1,4 +1,4 @@
-"""Personal models made and scored: each candidate's sums of scores on a client's rows."""
+"""Makes and scores personal models: sums of scores of each candidate on a client's rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bespoke.tensors import Params, Tree, stack, take
 
 Ints = NDArray[np.int64]
 Scores = dict[str, dict[str, NDArray[np.floating[Any]]]]  # part -> metric sum -> (clients, candidates)
-OUTPUTS = "outputs"  # among the sums of stacked clients: what metrics of others will be shown
-HELD = 64  # clients whose outputs are held at once for these metrics
-ROWS = "rows"  # among the sums of query rows: each row's own part, (rows, candidates), where that is asked for
+OUTPUTS = "outputs"  # among the sums of stacked clients: the outputs that user-defined metrics will get
+HELD = 64  # clients whose outputs are in memory at once for these metrics
+ROWS = "rows"  # among the sums of query rows: the value of each row, (rows, candidates), if requested
 
 
 def candidates(method: Method, down: Tree, private: Tree, support: Any, new: bool) -> Iterator[Any]:
-    """A client's candidates; `new`: it never trained."""
+    """A client's candidates. `new`: the client never trained."""
     return method.personalize(down, method.newcomer(down, private, support) if new else private, support)
 
 
@@ -31,9 +31,9 @@ def scores(
     method: Method, down: Tree, private: Tree, support: Any, parts: dict[str, Params], new: bool, by_row: str = "",
     stacked: bool = False,
 ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
-    """One client's candidates scored on the rows of each part.
+    """Scores one client's candidates on the rows of each part.
 
-    `stacked`: one of many clients at a time, so that metrics of others are left for later, with outputs for them.
+    `stacked`: the client is one of many in a vmap. User-defined metrics are then computed later, from the outputs.
     """
     task: Any = method.task
     found: dict[str, list[Params]] = {name: [] for name in parts}
@@ -48,7 +48,7 @@ def scores(
 
 
 def _judged(method: Method, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[dict[str, Any]]:
-    """What scores need of each candidate's outputs; where a row has many, they are held for some rows at a time."""
+    """The values that scores need of each candidate's outputs; large outputs are in memory for some rows at a time."""
     task, kind = method.task, type(method)
     if kind.predict is Method.predict and kind.outputs is Method.outputs:
         for model in models:
@@ -58,7 +58,7 @@ def _judged(method: Method, models: Iterator[Any], parts: dict[str, Params]) -> 
     if all(len(some) == 1 for some in blocks.values()):
         yield from method.outputs(models, parts)
         return
-    held = list(models)  # a method with outputs of its own has candidates that share what is large
+    held = list(models)  # candidates of a method with its own `outputs` share their large parts
     found: list[dict[str, list[Any]]] = [{name: [] for name in parts} for _ in held]
     for name, some in blocks.items():
         for block in some:
@@ -71,7 +71,7 @@ def vectorized_scores(
     method: Method, shared: Tree, own: Tree, private: Tree, batches: StackedBatches, scored: dict[str, Orders],
     positions: Ints, new: bool, by_row: str,
 ) -> dict[str, dict[str, Tensor]]:  # fmt: skip
-    """The same of many clients, stacked."""
+    """`scores` for many clients, stacked."""
     examined = {name: part.stacked(positions) for name, part in scored.items()}
 
     def one(own: Tree, private: Tree, mine: Any, theirs: dict[str, Any]) -> Any:
@@ -83,7 +83,7 @@ def vectorized_scores(
     found: dict[str, dict[str, Tensor]]
     found, rows = torch.func.vmap(one)(own, private, batches.mapped(), others)
     for name, sums in found.items():
-        if OUTPUTS in sums:  # any Python may be in these metrics: they see one client and candidate at a time
+        if OUTPUTS in sums:  # these metrics may run any Python, so they get one client and one candidate at a time
             outputs = sums.pop(OUTPUTS)
             task: Any = method.task
             sums |= stack([
@@ -93,11 +93,10 @@ def vectorized_scores(
 
 
 class ScoreTables:
-    """The scores of a cohort, filled chunk by chunk in the order of the clients; clients without support rows stay NaN.
+    """The scores of a cohort, filled chunk by chunk in the order of clients. Clients without support rows stay NaN.
 
-    With many candidates these tables are the largest thing there is. So they are as precise as the scores themselves,
-    a chunk's scores are gone as soon as they are in their place, and what is the same for all candidates (how many rows
-    were scored) has one column.
+    With many candidates these tables are the largest objects in memory. So they have the precision of the scores, a
+    chunk's scores are freed once they are copied, and what all candidates share (the row counts) has one column.
     """
 
     def __init__(self, clients: int, scored: dict[str, Orders]) -> None:
@@ -105,7 +104,7 @@ class ScoreTables:
         self.tables: Scores = {}
 
     def put(self, positions: Ints, parts: dict[str, dict[str, Tensor]]) -> None:
-        """The scores of a chunk, which are the clients at these positions."""
+        """Stores the scores of a chunk: the clients at these positions."""
         for part, sums in parts.items():
             sizes, begins = self.scored[part].sizes, self.scored[part].layout.begins
             tables = self.tables.setdefault(part, {})
@@ -125,7 +124,7 @@ class ScoreTables:
 def fill(
     tables: dict[str, NDArray[np.floating[Any]]], metric: str, many: int, places: Ints, values: NDArray[Any]
 ) -> None:
-    """Put `values` in these places of a table of `many` rows; it has one column while all candidates are the same."""
+    """Puts `values` in these places of a table of `many` rows, with one column while all candidates are equal."""
     table = tables.get(metric)
     if table is None:
         table = np.full((many, values.shape[1]), np.nan, values.dtype)

@@ -1,4 +1,4 @@
-"""How clients are executed, as it was chosen."""
+"""The choice of how clients are executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Choice:
         return Mode(self.vectorized, self.chunk, self.threads, self.gradient, self.precision, device or self.device)
 
     def modes(self) -> list[Mode]:
-        """The same for each worker, on a device of its own where there are several."""
+        """The mode of each worker; workers get a device each where there are several."""
         return [self.mode(of_worker(self.device, place)) for place in range(self.workers)]
 
     def text(self) -> str:

@@ -1,7 +1,7 @@
-"""A round whose messages stay with their hosts until the server has said what it wants of them.
+"""A round whose messages stay on their hosts until the server asks for them.
 
-Robust rules need it, and attackers that collude. Elsewhere a host adds up as it goes and holds one chunk's messages at
-a time; here it holds its whole share of the cohort.
+Robust rules need this, and simulated attackers that collude. In other rounds a host adds up as it goes and holds one
+chunk's messages at a time. Here it holds its whole share of the cohort.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Collusion:
 
 @dataclass
 class Held:
-    """One host's share of a cohort: what its clients are about to send."""
+    """One host's share of a cohort: the messages that its clients are about to send."""
 
     messages: Messages
     form: Form
@@ -48,24 +48,24 @@ class Held:
         groups = None if rows is None else torch.from_numpy(rows)
         return cls(Messages.of(tuple(clients), up, form, groups, many), form, torch.tensor(bad, dtype=torch.bool))
 
-    def answer(self, what: str, told: Tree) -> Tree:
-        """What the server, or whoever leads the attack, is told by these clients."""
-        if what == "collude":
+    def answer(self, question: str, inputs: Tree) -> Tree:
+        """These clients' answer to the server, or to the leader of an attack."""
+        if question == "collude":
             return colluding(self.messages, self.bad)
-        if what == "agree":
+        if question == "agree":
             held = self.messages
-            up = replaced(held, self.form, self.bad, told)
+            up = replaced(held, self.form, self.bad, inputs)
             groups, many = held.blocks["common"].index, held.blocks["common"].many
             self.messages = Messages.of(held.clients, up, self.form, groups, many)
             return {}
-        return answer(self.messages, self.form, what, told)
+        return answer(self.messages, self.form, question, inputs)
 
 
-def settle(
+def aggregate(
     method: Method, rule: Rule | None, collusion: Collusion | None, ask: Ask, clients: tuple[int, ...],
     rows: NDArray[np.int64] | None, many: int,
 ) -> Combined:  # fmt: skip
-    """What the server sees of a cohort whose messages are held, in the order in which hosts answer."""
+    """Aggregates a cohort whose messages are held: a collusion first, then the rule. `clients` in order of answers."""
     form = Form.of(method)
     if collusion is not None:
         ask("agree", little(_added(ask("collude", {})), collusion.factor))

@@ -1,7 +1,7 @@
-"""A host runs client work: it owns some clients' data and private state and hands back sums, never single updates.
+"""A host runs client work. It owns the rows and private state of some clients and returns sums, never single updates.
 
-The same host runs in this process, in a worker process, in a Ray actor or at a site of a federation: its methods are
-the operations of calls.py. A round's new private state is provisional until `settle` says what became of the round.
+The same host runs in this process, in a worker process, in a Ray actor or at a site of a federation. Its methods are
+the operations of calls.py. New private state is provisional until `settle` keeps or discards it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AnyRows = TypeVar("AnyRows", bound=Rows)
 
 @dataclass(frozen=True)
 class CohortPlan:
-    """A cohort's layout and how it is executed; a cohort that comes again, as silos do, is planned once."""
+    """A cohort's layout and its chunks. A cohort that repeats, as silos do, is planned once."""
 
     layout: Layout
     chunks: list[Ints]
@@ -53,7 +53,7 @@ class CohortPlan:
 
 @dataclass
 class Provisional:
-    """What clients hold after a round that may yet not have happened: rows of the tables, in chunks."""
+    """Clients' private state after a round that is not settled: rows of the tables, in chunks."""
 
     key: int  # the round's
     chunks: list[tuple[Ints, NDArray[np.uint8], NDArray[np.uint8] | None]] = field(default_factory=list)
@@ -66,32 +66,32 @@ class Host:
         self.population, self.mode = population, mode
         self.device = torch.device(mode.device)
         self.private = PrivateTable({})
-        self.layers: LocalLayers | None = None  # of clients' own, where the model has some; a stage hands them on
-        self.members: Any = None  # of secure sums: their identities last as long as the host
-        self.provisional: Provisional | None = None  # of the last round, until it is settled
-        self.settled: int | None = None  # the key of the round that was settled last
+        self.layers: LocalLayers | None = None  # layers that stay on clients, through all stages
+        self.members: Any = None  # of secure sums; their identities live as long as the host
+        self.provisional: Provisional | None = None  # of the last round, until `settle`
+        self.settled: int | None = None  # the key of the last settled round
 
     def hello(self) -> Roster:
-        """Who lives here."""
+        """The clients that live here."""
         return Roster.of(self.population)
 
     def moments(self, train: Train, centres: dict[str, float]) -> Tree:
-        """Sums of this place's training rows, of which a federation's means and deviations are made."""
+        """Sums of this place's training rows, from which means and deviations of the federation follow."""
         return moments(self.population, self._held(train), centres)
 
     def open(self, work: ClientWork, params: Params) -> None:
-        """Begin a stage; `params` are what a client's private state starts from."""
+        """Begins a stage. `params` are the parameters from which private state starts."""
         task = work.method.task
-        task.linear()  # looked up once, now: it makes a network, which vmap does not allow inside it
+        task.linear()  # called now and cached: it makes a network, which is not possible inside vmap
         task = task.differentiated(self.mode.gradient, self.mode.precision)
         self.work = replace(work, method=replace(work.method, task=task))
         self.train_rows = self._held(work.train)
         if task.layers and (self.layers is None or self.layers.start.keys() != task.layers.keys()):
             self.layers = LocalLayers(task.layers)
         params = self.layers.whole(params) if self.layers else params
-        self.params, self.told = params, State()
+        self.params, self.transform_state = params, State()
         self.private = PrivateTable(self._initial(params))
-        # compiled descent takes all clients at once; then nothing needs vmap if the rest of the method does too
+        # compiled descent takes all clients at once; if the rest of the method does too, nothing needs vmap
         compiled = self.mode.gradient == "fused" and task.has_closed_form
         self.stacks = compiled and stacks(work.method.client_round) and not task.safe
         self.plan: CohortPlan | None = None
@@ -99,7 +99,7 @@ class Host:
         self.provisional = None
 
     def _initial(self, params: Params) -> Tree:
-        """What a client holds before its first round: the method's state, and what transforms remember beside it."""
+        """A client's private state before its first round: the method's, and the transforms' memory."""
         private = self.work.method.init_private(params)
         if not self.work.remembers:
             return private
@@ -109,7 +109,7 @@ class Host:
         return {"method": private, "memory": memory}
 
     def template(self) -> Tree:
-        """What a client's message looks like: all zeros, found by letting a client train as in a first round."""
+        """A client's message with all values zero. Its form is found by training one client as in a first round."""
         method, client = self.work.method, self.train_rows.clients[:1]
         down = self.work.sample
         if down is None:
@@ -133,13 +133,13 @@ class Host:
         return replace(stacked, draws=True) if self.work.method.task.draws else stacked
 
     def move(self, train: Train) -> None:
-        """From now on the same clients have these rows; what they hold besides is theirs and stays."""
+        """Replaces the clients' rows by these; private state stays."""
         self.population = train.population
         self.train_rows, self.plan = train, None
 
     def _use_threads(self) -> None:
-        # compiled descent has threads of its own, which sleep while they wait; what is left for torch is too little
-        # to be worth the spinning of its pool, which on a busy machine costs more than it gains
+        # compiled descent has its own threads, which sleep while they wait. The rest is too little work for torch's
+        # thread pool, whose spinning costs more than it gains on a busy machine
         fused = self.mode.gradient == "fused"
         torch.set_num_threads(1 if fused else self.mode.threads)
         kernels.use_threads(self.mode.threads)
@@ -148,23 +148,24 @@ class Host:
         return onto(tree, self.device)
 
     def _held(self, rows: AnyRows) -> AnyRows:
-        """The same part of the rows this host holds: what a split says is who and which, the data are the host's."""
+        """The same part of this host's rows: a split says which clients and rows, the host has the data."""
         return rows if rows.population is self.population else replace(rows, population=self.population)
 
     # -- training ----------------------------------------------------------------------------------------------------
     def train(
-        self, shared: Tree, own: Tree | None, clients: Ints, key: int, coming: Ints | None = None,
-        rows: Ints | None = None, number: int = 0, told: State | None = None,
+        self, shared: Tree, own: Tree | None, clients: Ints, key: int, next_clients: Ints | None = None,
+        rows: Ints | None = None, number: int = 0, transform_state: State | None = None,
     ) -> Partial:  # fmt: skip
-        """One round on these clients; `own` is stacked unicast, one row a client; `coming` are the next round's.
+        """Runs one round on these clients.
 
-        rows: which row of `shared`, and of the sums, is each client's; where clients come in groups. `number`: of the
-        round, from 1, which schedules go by. `told`: what the server tells all clients of its transforms.
+        own: the unicast messages, stacked, one row a client. next_clients: the next cohort, whose rows are read ahead.
+        rows: with groups, each client's row of `shared` and of the sums. number: the round's number from 1, for
+        schedules. transform_state: what the server sends all clients for the transforms.
 
-        What clients hold after the round is provisional, under its key. The same round again replaces it.
+        New private state is provisional under the round's key. A repeated round replaces it.
         """
         self._use_threads()
-        self.told = told or self.told
+        self.transform_state = transform_state or self.transform_state
         self.provisional = Provisional(key)
         method = self.work.method
         batching = method.batching()
@@ -172,8 +173,8 @@ class Host:
             self.plan = self._planned(Layout(self.train_rows, clients, batching, self.device))
         orders = self.plan.layout.draw(key, number)
         shared, own = self._put(shared), self._put(own) if own else None
-        if coming is not None:
-            self.population.expect(coming, columns_of(self.population))
+        if next_clients is not None:
+            self.population.expect(next_clients, columns_of(self.population))
         # noise and norms are computed in float64
         counter = CPU if self.work.transforms and not has_double(self.device) else self.device
         result = Partial(steps=self.plan.steps, examples=self.plan.examples)
@@ -189,7 +190,7 @@ class Host:
                 taken[positions] = new["steps"].cpu().numpy()
             new, up, memory, layers = (onto(tree, counter) for tree in (new, up, memory, layers))
             with working_on(counter):
-                sent = Outgoing(up, nbytes(up), self.population.keys[chosen], key, self.told, memory)
+                sent = Outgoing(up, nbytes(up), self.population.keys[chosen], key, self.transform_state, memory)
                 for transform in self.work.transforms:
                     sent = transform.client(sent)
                 result.bytes_up += sent.nbytes
@@ -209,7 +210,7 @@ class Host:
         return result
 
     def _hold(self, result: Partial, clients: Ints, rows: Ints | None, many: int) -> Held | None:
-        """Keep what was to be sent; the server is told who has something to send."""
+        """Keeps the messages here. The result names the clients that have one."""
         up, result.each = result.each, {}
         if not result.clients:
             return None
@@ -219,9 +220,9 @@ class Host:
         bad = [int(key) in known for key in self.population.keys[result.clients]]
         return Held.of(self.work.method, up, result.clients, rows, many, bad)
 
-    def answer(self, what: str, told: Tree) -> Tree | None:
-        """What the clients whose messages are held say when the server asks."""
-        return self.held.answer(what, told) if self.held else None
+    def answer(self, question: str, inputs: Tree) -> Tree | None:
+        """Answers a question of the server for the clients whose messages are held."""
+        return self.held.answer(question, inputs) if self.held else None
 
     def _members(self) -> Any:
         from bespoke.federation.masked import Members  # needs cryptography, an extra
@@ -230,17 +231,17 @@ class Host:
             self.members = Members(self.work.secure)
         return self.members
 
-    def secure(self, step: str, told: dict[int, Any]) -> tuple[dict[int, Any], str]:
-        """What clients answer to a step of secure sums, or why one of them refuses."""
+    def secure(self, step: str, messages: dict[int, Any]) -> tuple[dict[int, Any], str]:
+        """The clients' answers to a step of secure sums, or the reason why one of them refuses."""
         try:
-            return self._members().answer(step, told), ""
+            return self._members().answer(step, messages), ""
         except UserError as refusal:
             return {}, str(refusal)
 
     def settle(self, key: int, used: Ints | None = None) -> None:
-        """Keep what a round made of its clients' private state: of all of them, or of those whose messages were used.
+        """Keeps the provisional private state of a round: of all its clients, or of those in `used`.
 
-        For the others the round did not happen.
+        The others keep the state that they had before the round.
         """
         made = self.provisional
         if made is None or made.key != key:
@@ -255,7 +256,7 @@ class Host:
         self.provisional, self.settled = None, key
 
     def _note(self, made: Provisional, clients: Ints, kept: Tree) -> None:
-        """Note what clients hold after a round, if they hold anything."""
+        """Adds a chunk's new private state to the provisional state, if clients have any."""
         if self.private or self.layers:
             state, many = self.private.packed(kept["state"], len(clients)), len(clients)
             made.chunks.append(
@@ -263,7 +264,7 @@ class Host:
             )
 
     def _parted(self, private: Tree) -> tuple[Tree, Tree]:
-        """A client's state: what the method sees of it, and what its transforms remember."""
+        """Splits a client's state into the method's part and the transforms' memory."""
         return (private["method"], private["memory"]) if self.work.remembers else (private, {})
 
     def _joined(self, private: Tree, memory: Tree) -> Tree:
@@ -327,9 +328,9 @@ class Host:
         rows: Ints | None = None,
         by_row: str = "",
     ) -> Scores:
-        """Make every client's candidate personal models and score each of them on the rows of `parts`.
+        """Makes every client's candidate personal models and scores each of them on the rows of `parts`.
 
-        by_row: the metric of which each query row's part is handed back as well.
+        by_row: the metric whose value for each query row is returned as well.
         """
         self._use_threads()
         batching, device = self.work.method.support_batching(), self.device
@@ -337,7 +338,7 @@ class Host:
         scored = {name: Orders.draw(self._held(part), clients, WHOLE, None, device) for name, part in parts.items()}
         shared, own = self._put(shared), self._put(own) if own else None
         tables = ScoreTables(len(clients), scored)
-        # apart, for a chunk does the same for all of its clients: those who never trained may have something to make up
+        # clients that never trained are in chunks of their own, because only for these the method calls `newcomer`
         trained = self.private.holds(clients)
         chunks = self._chunks()
         alike = [(p, new) for new in (False, True) for p in chunks.of(orders.layout, trained != new)]
@@ -363,11 +364,11 @@ class Host:
             batches = self._stacked(orders, positions)
             found = vectorized_scores(method, shared, own, private, batches, scored, positions, new, by_row)
             return [(positions, found)]
-        met = (self._met(int(clients[p]), {**shared, **take(own, i)}, orders, p, private, i)
+        inputs = (self._personal_inputs(int(clients[p]), {**shared, **take(own, i)}, orders, p, private, i)
                for i, p in enumerate(positions))  # fmt: skip
         one = [
             scores(method, *of_one, {name: part.sliced(p).rows() for name, part in scored.items()}, new, by_row)
-            for of_one, p in zip(met, positions)
+            for of_one, p in zip(inputs, positions)
         ]
         # one by one, because clients differ in their numbers of rows
         return [(positions[i : i + 1], stack([each])) for i, each in enumerate(one)]
@@ -376,24 +377,24 @@ class Host:
         self, shared: Tree, own: Tree | None, client: int, support: Support, candidate: int, key: int,
         rows: Ints | None = None,
     ) -> Params:  # fmt: skip
-        """One client's personal model: the chosen candidate, made anew."""
+        """Makes one client's personal model again: the chosen candidate."""
         batching, device = self.work.method.support_batching(), self.device
         orders = Orders.draw(self._held(support), np.array([client]), batching, key, device)
         private, _ = self._parted(self._put(self.private.read([client])))
         new = not self.private.holds(np.array([client]))[0]
         with working_on(device):
             common, mine = _sent(self._put(shared), self._put(own) if own else None, rows, np.zeros(1, np.int64))
-            met = self._met(client, {**common, **take(mine, 0)}, orders, 0, private, 0)
-            for place, model in enumerate(candidates(self.work.method, *met, new)):
+            inputs = self._personal_inputs(client, {**common, **take(mine, 0)}, orders, 0, private, 0)
+            for place, model in enumerate(candidates(self.work.method, *inputs, new)):
                 if place == candidate:
                     chosen: Params = home(model)
                     return chosen
         raise IndexError(candidate)
 
-    def _met(
+    def _personal_inputs(
         self, client: int, down: Tree, orders: Orders, position: int, private: Tree, place: int
     ) -> tuple[Tree, Tree, SlicedBatches]:
-        """What a client makes its personal model of: what it was sent, its private state, and its rows."""
+        """The inputs of a client's personal model: what it receives, its private state, and its rows."""
         support = self._batches(orders, position)
         if self.layers:
             layers = self._put(self.layers.of(client))
@@ -404,7 +405,7 @@ class Host:
 
     # -- private state -------------------------------------------------------------------------------------------------
     def save_private(self, folder: str | Path, name: str, only_dirty: bool = True, run: str = "") -> list[str]:
-        """Write what changed since the last segment; returns the names of all files that private state now lies in."""
+        """Writes the changes since the last segment; returns the names of all files that now hold private state."""
         path = Path(folder) / f"{name}.safetensors"
         names = self.private.save(path, only_dirty, run)
         if self.layers:
@@ -414,10 +415,10 @@ class Host:
     def load_private(
         self, folder: str | Path, names: Sequence[str], share: tuple[int, int] | None = None, point: str = ""
     ) -> None:
-        """Read segments back, in the order written.
+        """Reads segments, in the order written.
 
-        share: (place, places) of this host among those that have written them, if there are several. `point`: the name
-        under which all was saved, for hosts that keep their files themselves.
+        share: (place, places) of this host among the hosts that wrote them, if there are several. `point`: the name of
+        the save, for hosts that keep their own files.
         """
         for name in names:
             path, only = Path(folder) / name, None
@@ -428,17 +429,17 @@ class Host:
             table.load(path, only)
 
     def kept_layers(self, point: str = "") -> list[str]:
-        """The files of layers that a stage before this one left."""
+        """The names of the files with clients' own layers from the stage before."""
         return [segment.name for segment in self.layers.table.segments] if self.layers else []
 
 
 def home_of(keys: NDArray[np.uint64], places: int) -> Ints:
-    """The place that owns each client's private state, of so many places which could."""
+    """The place (of `places`) that owns each client's private state."""
     return (keys % np.uint64(max(places, 1))).astype(np.int64)
 
 
 def _sent(shared: Tree, own: Tree | None, rows: Ints | None, positions: Ints) -> tuple[Tree, Tree]:
-    """What these clients are sent: (the same for all, stacked for each); with groups each is sent its group's row."""
+    """What these clients receive: (shared by all, stacked for each). With groups, each receives its group's row."""
     mine = take(own, torch.as_tensor(positions)) if own else {}
     if rows is None:
         return shared, mine

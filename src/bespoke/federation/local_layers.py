@@ -1,8 +1,8 @@
 """Layers that stay on each client, whatever the method: FedBN's rule for normalization.
 
-A client's functions see the whole model: its own layers are put into what it was sent, and taken out of what it sends.
-They lie in a table beside the private state of methods, which a stage hands on to the next. What a client's training
-made of them is read off the change that it sends, so a method has to send one shared model's change and nothing else.
+A client's functions see the whole model: the host inserts the client's layers into what it receives, and removes them
+from what it sends. The layers are in a table beside the methods' private state, and the next stage keeps them. Their
+new values follow from the change that the client sends. So a method has to send one shared model's change, alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUFFIX = "-layers"  # of the files that hold them, beside those of private state
 
 
 def check_layers(method: Method, where: str) -> None:
-    """Refuse a method whose messages do not say what became of a client's layers."""
+    """Refuses a method whose messages do not contain the change of a client's layers."""
     changed = changes(method.uplink)
     fine = set(method.uplink) == {*changed, *changed.values()} - {""} and len(changed) <= 1
     fine = fine and not any(sent.rows for sent in method.uplink.values())
@@ -43,11 +43,11 @@ class LocalLayers:
         self.table = PrivateTable(start)
 
     def whole(self, params: Params) -> Params:
-        """A model with the layers that a client begins with."""
+        """A model with the initial layers of clients."""
         return {**params, **self.start}
 
     def of(self, client: int) -> Params:
-        """A client's own, or what all begin with."""
+        """A client's layers, or the initial ones."""
         found: Params = take(self.table.read([client]), 0)
         return found
 
@@ -56,12 +56,12 @@ class LocalLayers:
 
     @staticmethod
     def into(down: Tree, layers: Params) -> Tree:
-        """What a client was sent, its layers in place."""
+        """What a client receives, with its layers inserted."""
         return {**down, "params": {**down["params"], **layers}} if "params" in down else down
 
     @staticmethod
     def out_of(up: Tree, layers: Params, method: Method) -> tuple[Tree, Params]:
-        """A client's message without its layers, and what training made of these."""
+        """A client's message without its layers, and the layers after training."""
         after = dict(layers)
         for name, times in changes(method.uplink).items():
             weight = up[times] if times else torch.ones(())

@@ -1,8 +1,7 @@
 """A round under secure sums: hosts' clients and the engine's server exchange the messages of bespoke.messages.secure.
 
-A host holds its clients' messages, as under a robust rule, but gives out masked ones alone. A client that was contacted
-and does not answer in time has sent its keys and shares, and is lost before it sends its numbers. With groups, every
-group is a sum of its own.
+A host holds its clients' messages, as under a robust rule, but sends them masked only. A client that does not answer in
+time has sent its keys and shares, and is lost before it sends its numbers. With groups, each group has its own sum.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from bespoke.tensors import Params, Tree, flatten, take, unflatten
 
 Ints = NDArray[np.int64]
 Answers = dict[int, bytes]  # by client
-Ask = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, what each client is told) -> what each answers
-HELD = 2**28  # bytes of masked numbers that are asked for at a time
+Ask = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, message to each client) -> answer of each
+HELD = 2**28  # bytes of masked numbers that are requested at a time
 
 
 class Members:
@@ -39,15 +38,15 @@ class Members:
         self.messages: dict[int, Params] = {}
 
     def hold(self, up: Tree, clients: list[int]) -> None:
-        """What these clients are about to send, stacked."""
+        """Stores the messages of these clients, which come stacked."""
         self.messages = {client: flatten(take(up, place)) for place, client in enumerate(clients)}
 
-    def answer(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
-        """What clients answer to a step of the protocol."""
+    def answer(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
+        """The clients' answers to a step of the protocol."""
         if step == "enrol":
-            return {client: self._member(client, name).identity.public for client, name in told.items()}
+            return {client: self._member(client, name).identity.public for client, name in messages.items()}
         if step == "directory":
-            for name, public in told[0].items():
+            for name, public in messages[0].items():
                 if self.directory.setdefault(name, public) != public:
                     raise Refused(f"client {name!r} has another identity than before")
             return {}
@@ -55,8 +54,8 @@ class Members:
             first = next(iter(self.messages.values()), None)
             return {} if first is None else {0: [(path, list(leaf.shape), leaf.dtype) for path, leaf in first.items()]}
         if step == "masked":
-            return {client: self._masked(client, message) for client, message in told.items()}
-        return {client: getattr(self.clients[client], step)(message) for client, message in told.items()}
+            return {client: self._masked(client, message) for client, message in messages.items()}
+        return {client: getattr(self.clients[client], step)(message) for client, message in messages.items()}
 
     def _member(self, client: int, name: str) -> Client:
         if client not in self.clients:
@@ -77,7 +76,7 @@ class Members:
 
 @dataclass
 class Summed:
-    """What secure sums gave of a cohort, and what they cost."""
+    """The result of secure sums for a cohort, and their cost."""
 
     sums: Tree = field(default_factory=dict)
     clients: tuple[int, ...] = ()  # whose messages are in the sums
@@ -88,38 +87,38 @@ class Summed:
 
 @dataclass
 class SecureSums:
-    """The engine's side: between hosts and the server of each attempt, it counts the bytes that it carries."""
+    """The engine's side: it carries messages between hosts and the server of each attempt, and counts their bytes."""
 
     secure: SecureConfig
-    keys: NDArray[np.uint64]  # of all clients: what they are called
+    keys: NDArray[np.uint64]  # of all clients; the protocol's names of clients
     directory: dict[str, bytes] = field(default_factory=dict)
-    rounds: int = 0  # so far: clients answer a number once
+    rounds: int = 0  # number of the last attempt; clients answer each number once
 
     def name(self, client: int) -> str:
         return f"{int(self.keys[client]):016x}"
 
     def enough(self, contacted: Ints, reported: Ints, rows: Ints | None) -> tuple[Ints, list[str]]:
-        """Those of `reported` whose cohort is large enough to be added up, and why others' are not.
+        """Returns the clients of `reported` whose cohort is large enough for a sum, and why other cohorts are refused.
 
         rows: the group of each contacted client, where clients come in groups.
         """
         kept, refused = [], []
-        for row, there, left in self._cohorts(contacted, reported, rows):
-            wanted = max(needed(self.secure.threshold, len(there)), self.secure.least)
-            if len(left) >= wanted:
-                kept.append(left)
+        for row, members, answering in self._cohorts(contacted, reported, rows):
+            wanted = max(needed(self.secure.threshold, len(members)), self.secure.least)
+            if len(answering) >= wanted:
+                kept.append(answering)
             else:
                 label = "" if rows is None else f"group {row}: "
-                refused.append(f"{label}{len(left)} of {len(there)} clients answered, {wanted} are needed")
+                refused.append(f"{label}{len(answering)} of {len(members)} clients answered, {wanted} are needed")
         return np.sort(np.concatenate([np.zeros(0, np.int64), *kept])), refused
 
     @staticmethod
     def _cohorts(contacted: Ints, reported: Ints, rows: Ints | None) -> list[tuple[int, Ints, Ints]]:
-        """(row of the sums, who was contacted, who of them answers), of the whole cohort or of each group."""
+        """(row of the sums, contacted clients, those of them that answer) of the whole cohort or of each group."""
         if rows is None:
             return [(0, contacted, reported)]
         groups = ((row, contacted[rows == row]) for row in np.unique(rows).tolist())
-        return [(row, there, there[np.isin(there, reported)]) for row, there in groups]
+        return [(row, members, members[np.isin(members, reported)]) for row, members in groups]
 
     def add_up(self, ask: Ask, contacted: Ints, ready: Ints, rows: Ints | None, many: int) -> Summed:
         """The sums of the clients that are ready to send, with a row for each of `many` groups if there are groups."""
@@ -129,16 +128,16 @@ class SecureSums:
             return found
         form = ask("form", {})[0]
         table: Params = {}
-        for row, there, left in self._cohorts(contacted, ready, rows):
-            if not len(left):
+        for row, members, answering in self._cohorts(contacted, ready, rows):
+            if not len(answering):
                 continue
-            self._enrol(ask, there)
+            self._enrol(ask, members)
             try:
-                values = self._attempt(ask, there, left, form, found)
+                values = self._attempt(ask, members, answering, form, found)
             except TooFew as error:
                 found.refused.append(str(error))
                 continue
-            found.clients += tuple(left.tolist())
+            found.clients += tuple(answering.tolist())
             for path, leaf in values.items():
                 if rows is None:
                     table[path] = leaf
@@ -148,28 +147,28 @@ class SecureSums:
         return found
 
     def _enrol(self, ask: Ask, clients: Ints) -> None:
-        """Introduce clients that come for the first time; between machines, certificates do it."""
+        """Introduces clients that take part for the first time. Between machines, certificates do this."""
         new = {client: name for client in clients.tolist() if (name := self.name(client)) not in self.directory}
         if new:
             met = {new[client]: public for client, public in ask("enrol", new).items()}
             self.directory |= met
             ask("directory", {0: met})
 
-    def _attempt(self, ask: Ask, there: Ints, left: Ints, form: list[Any], found: Summed) -> Params:
-        """One run of the protocol; clients of `there` that are not `left` send no numbers."""
+    def _attempt(self, ask: Ask, members: Ints, answering: Ints, form: list[Any], found: Summed) -> Params:
+        """Runs the protocol once. Clients of `members` that are not in `answering` send no numbers."""
         numbers = sum(int(np.prod(shape)) for _, shape, _ in form)
-        names = [self.name(client) for client in there.tolist()]
+        names = [self.name(client) for client in members.tolist()]
         threshold, least, bits = self.secure.threshold, self.secure.least, self.secure.bits
         terms = terms_for(self.rounds, names, numbers, threshold=threshold, least=least, bits=bits)
         server = Server(terms, self.directory)
 
-        def step(name: str, told: dict[int, bytes]) -> list[bytes]:
-            answers = ask(name, told)
-            found.bytes_down += sum(map(len, told.values()))
+        def step(name: str, messages: dict[int, bytes]) -> list[bytes]:
+            answers = ask(name, messages)
+            found.bytes_down += sum(map(len, messages.values()))
             found.bytes_up += sum(map(len, answers.values()))
             return list(answers.values())
 
-        everyone, staying = there.tolist(), left.tolist()
+        everyone, staying = members.tolist(), answering.tolist()
         roster = server.roster(step("keys", dict.fromkeys(everyone, server.terms.to_bytes())))
         boxes = server.inboxes(step("shares", dict.fromkeys(everyone, roster)))
         inboxes = {client: boxes[member] for member, client in enumerate(everyone)}

@@ -1,4 +1,4 @@
-"""A stage in plain values, for a host on another machine: it makes the same work of rows of its own."""
+"""A stage in plain values, for a host on another machine, which makes the same work from its own rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bespoke.tensors import Tree
 
 @dataclass(frozen=True)
 class Opening:
-    """What a host needs to know of a stage; the parameters it starts from travel beside it."""
+    """Everything that a host needs to know of a stage, except its initial parameters, which travel beside it."""
 
-    config: dict[str, Any]  # of the experiment, as JSON has it: typed and checked again where it arrives
+    config: dict[str, Any]  # of the experiment, as JSON; the receiver checks it again
     stage: int
-    noise: dict[str, Any] | None = None  # of [privacy], as the account has settled it: the values of its transform
-    sample: Tree = field(default_factory=dict)  # what a client is sent in a first round, all zeros
+    noise: dict[str, Any] | None = None  # values of the privacy transform, as the account chose them
+    sample: Tree = field(default_factory=dict)  # what a client receives in a first round, all zeros

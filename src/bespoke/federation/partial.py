@@ -1,4 +1,4 @@
-"""What one host says of its share of a cohort: sums, declared EACH fields and counts, never a single update."""
+"""One host's answer for its share of a cohort: sums, declared EACH fields and counts, never a single update."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Ints = NDArray[np.int64]
 
 @dataclass
 class Partial:
-    """What one host says of its share of a cohort."""
+    """One host's answer for its share of a cohort."""
 
     sums: Tree | None = None
     each: Tree = field(default_factory=dict)
     pieces: list[Tree] = field(default_factory=list)  # of `each`, while it is gathered
     clients: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)  # of each client's change: the simulation looks, no server does
+    norms: list[float] = field(default_factory=list)  # of each client's change; only a simulation sees these
     steps: int = 0
     examples: int = 0
     bytes_up: int = 0
 
     def merge(self, other: Partial) -> None:
         if other.sums is not None:
-            # sums are fresh memory (a sum over clients is a copy), so the first ones can take up the others
+            # sums are fresh memory (a sum over clients is a copy), so the others can be added to the first in place
             self.sums = other.sums if self.sums is None else tree_map(Tensor.add_, self.sums, other.sums)
         self.pieces += [other.each] if other.each else other.pieces
         self.clients += other.clients
@@ -46,7 +46,7 @@ class Partial:
         self.bytes_up += other.bytes_up
 
     def joined(self) -> Partial:
-        """The same on the CPU, with its pieces put together, once: clients may be many, and what they send large."""
+        """Moves sums to the CPU and concatenates the pieces, once at the end because both may be large."""
         self.sums = None if self.sums is None else home(self.sums)
         if self.pieces:
             self.each = tree_map(lambda *parts: torch.cat(parts), *self.pieces) if self.pieces[1:] else self.pieces[0]
@@ -58,16 +58,16 @@ def collect(
     result: Partial, work: ClientWork, clients: Ints, private: Tree, up: Tree, places: Tensor | None = None,
     groups: int = 0,
 ) -> tuple[Ints, Tree]:  # fmt: skip
-    """Add what a chunk sent to the sums (each client's to its group's place); leave out who is not finite.
+    """Adds a chunk's messages to the sums (with groups, to the group's row), without clients that are not finite.
 
-    Returns who is left, and their private state.
+    Returns the clients that were added, and their private state.
     """
     uplink = work.method.uplink
     changed = next(iter(changes(uplink)), None)
-    # a single client's update is added where it lies; what begins the sums has to be memory of its own
+    # a single client's update is added without a copy; only the first sums have to be memory of their own
     alone = len(clients) == 1 and result.sums is not None
     sums = {name: tree_map(lambda leaf: leaf[0] if alone else leaf.sum(0), value) for name, value in up.items()}
-    # one look at the sums tells whether any client is not finite, or at the norms; only then look at each
+    # the sums, or the norms, show whether any client is not finite; only then check each client
     good, sizes = clients, _sizes(work.method, up)
     rest = [value for name, value in sums.items() if not sizes or name != changed]
     if sizes and changed:
@@ -86,9 +86,9 @@ def collect(
         result.merge(Partial(each=home(up), clients=good.tolist(), norms=[] if work.masks else sizes))
         return good, private
     each = home({name: up[name] for name, reveal in reveals(uplink).items() if reveal is Reveal.EACH})
-    summed = [name for name in up if name not in each]  # a transform may have added one
+    summed = [name for name in up if name not in each]  # a transform may have added a field
     kept: Tree | None = {name: sums[name] for name in summed}
-    if places is not None:  # in place: with many groups a table of sums for each client would be slow
+    if places is not None:  # in place: with many groups, a table of sums per client would be slow
         if result.sums is None:
             result.sums = {name: _table(up[name], groups) for name in summed}
         for name in summed:
@@ -104,7 +104,7 @@ def _sizes(method: Method, up: Tree) -> list[float]:
     if not name or not leaves(without_buffers(up[name])):
         return []
     weight = up[times] if times else torch.ones(())
-    weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # of clusters: its own
+    weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # with clusters: of the client's own
     parts = [torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1) for leaf in leaves(without_buffers(up[name]))]
     norms, weight = torch.stack(parts).cpu().double(), weight.cpu().double()
     sizes: list[float] = (norms.norm(dim=0) / weight.abs().clamp(min=1e-300)).tolist()
@@ -112,5 +112,5 @@ def _sizes(method: Method, up: Tree) -> list[float]:
 
 
 def _table(stacked: Tree | Tensor, rows: int) -> Tree | Tensor:
-    """Zeros for sums of what these clients sent, a row for each group."""
+    """Zeros for sums of these messages, a row for each group."""
     return tree_map(lambda leaf: leaf.new_zeros((rows, *leaf.shape[1:])), stacked)

@@ -10,7 +10,7 @@ from bespoke.federation.workers import Lending, Worker
 
 
 def places(population: Population, choice: Choice) -> list[Remote]:
-    """Remotes that hold this population, as chosen; each may execute any of its clients."""
+    """Makes the remotes of this population, as chosen. Each may execute any client."""
     if not choice.workers:
         return [Here(Host(population, choice.mode()))]
     lending = Lending(population, choice.workers)

@@ -1,9 +1,9 @@
-"""Private state by client: a lazily filled, memory-mapped table. Only clients that were touched cost anything.
+"""Private state by client: a lazily filled, memory-mapped table. Only clients that trained use memory.
 
-It belongs to the engine; no server function ever sees it. What must survive a kill is written as segments, one per
-checkpoint with the rows changed since the last, so that a checkpoint costs what was touched and is whole or not there.
-A new segment takes over the older ones that are not much larger than it: a checkpoint stands on at most twice the rows
-of the live state, in at most log2(clients) + 1 files. A segment carries its digest, its name and the run it belongs to.
+The table belongs to the host; no server function sees it. Each checkpoint writes a segment with the rows changed since
+the last one, so that its cost depends on the changed rows, and a kill leaves it whole or absent. A new segment absorbs
+older ones that are not much larger. So a checkpoint needs at most twice the rows of the live state, in at most
+log2(clients) + 1 files. A segment carries its digest, its name and its run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file of private state, and whose rows of this table it holds."""
+    """A file of private state, and the clients whose rows it holds."""
 
     name: str
     clients: Ints
-    shared: bool = False  # it holds rows of other hosts' clients too
+    shared: bool = False  # it also holds rows of other hosts' clients
 
 
 class PrivateTable:
-    """Rows of bytes, one per touched client, in an unnamed temporary file that is gone with the process."""
+    """Rows of bytes, one per client that trained, in an unnamed temporary file that ends with the process."""
 
     def __init__(self, template: Tree) -> None:
-        # in the order of their names: a template that went through a file comes back in another order, and a row lies
-        # in segments without names
+        # sorted by name: a template that was read from a file has another order, and rows of segments carry no names
         first = dict(sorted(_named(template).items()))
         self.template = template
         self.fields = {name: (leaf.shape, leaf.dtype) for name, leaf in first.items()}
@@ -49,7 +48,7 @@ class PrivateTable:
         self.width = len(self.initial)
         self.slots: dict[int, int] = {}
         self.dirty: set[int] = set()
-        self.segments: list[Segment] = []  # together, later ones before earlier ones, the table without `dirty`
+        self.segments: list[Segment] = []  # later segments override earlier ones; with `dirty` they are the whole table
         self.capacity = 0
         self.rows: NDArray[np.uint8] = np.zeros((0, self.width), dtype=np.uint8)
 
@@ -57,11 +56,11 @@ class PrivateTable:
         return self.width > 0
 
     def holds(self, clients: Ints) -> NDArray[np.bool_]:
-        """Which of these clients have a state of their own."""
+        """Marks the clients that have a state of their own."""
         return np.array([int(client) in self.slots for client in clients], dtype=bool)
 
     def read(self, clients: Iterable[int]) -> Tree:
-        """The state of these clients, stacked; those never touched have the initial state."""
+        """The state of these clients, stacked; clients that never trained have the initial state."""
         chosen = list(clients)
         packed = np.empty((len(chosen), self.width), dtype=np.uint8)
         for place, client in enumerate(chosen):
@@ -74,11 +73,11 @@ class PrivateTable:
         self.put(chosen, self.packed(state, len(chosen)))
 
     def packed(self, state: Tree, count: int) -> NDArray[np.uint8]:
-        """The state of so many clients as rows of the table, which is not changed."""
+        """Converts the state of `many` clients to rows of the table, without changing the table."""
         return self._pack(_named(state), count) if self and count else np.zeros((count, 0), np.uint8)
 
     def put(self, clients: Iterable[int], packed: NDArray[np.uint8]) -> None:
-        """Take rows that `packed` made into the table."""
+        """Stores rows that `packed` made."""
         chosen = [int(client) for client in clients] if self else []
         if chosen:
             self._store(chosen, packed)
@@ -102,7 +101,7 @@ class PrivateTable:
         self.rows[: len(old)] = old
 
     def _pack(self, flat: dict[str, Tensor], count: int) -> NDArray[np.uint8]:
-        """Rows of bytes in the order of the template's fields, whatever order a method returns them in."""
+        """Rows of bytes in the order of the template's fields, in whichever order a method returns them."""
         found = {name: (leaf.shape[1:], leaf.dtype) for name, leaf in flat.items()}
         if found != self.fields:
             raise TypeError(f"private state began as {self.fields}, and came back from a round as {found}")
@@ -114,16 +113,16 @@ class PrivateTable:
         flat, begin = {}, 0
         for name, (shape, dtype) in self.fields.items():
             width = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            part = packed[:, begin : begin + width].copy()  # a slice of one row need not lie at a multiple of its type
+            part = packed[:, begin : begin + width].copy()  # a slice of a row may be unaligned for its type
             flat[name] = torch.from_numpy(part).view(dtype).reshape(len(packed), *shape)
             begin += width
         return named_map(lambda name, _: flat[name], self.template)
 
     def save(self, path: Path, only_dirty: bool = True, run: str = "") -> list[str]:
-        """Write changed (or all) rows as a segment, in order of client; returns the names of all segments that count.
+        """Writes changed (or all) rows as a segment, in order of client; returns the names of all current segments.
 
-        A segment that has at most twice the rows of the new one is taken over by it; its file is left to the caller,
-        because the checkpoint before this one still stands on it.
+        The new segment absorbs older ones with at most twice its rows. Their files stay, because the previous
+        checkpoint needs them; the caller removes them later.
         """
         kept = list(self.segments) if only_dirty else []
         clients = np.array(sorted(self.dirty if only_dirty else self.slots), dtype=np.int64)
@@ -138,7 +137,7 @@ class PrivateTable:
         return [segment.name for segment in kept]
 
     def load(self, path: Path, only: set[int] | None = None) -> None:
-        """Take over a segment's rows (of the clients in `only`)."""
+        """Reads a segment's rows (of the clients in `only`)."""
         found, stored = read_segment(path)
         if stored.shape[1:] != (self.width,):
             raise UserError(f"{path} does not hold this method's private state (width {self.width} bytes expected)")
@@ -152,5 +151,5 @@ class PrivateTable:
 
 
 def _named(tree: Tree) -> dict[str, Tensor]:
-    """The leaves by name: an empty tree takes no bytes of a row."""
+    """The leaves by name: an empty tree has no bytes in a row."""
     return {name: leaf for name, leaf in flatten(tree).items() if not name.endswith("/")}

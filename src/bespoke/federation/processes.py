@@ -1,4 +1,4 @@
-"""Processes that work for this one: how they start, how they end with it, and what is said when one dies."""
+"""Child processes: how they start, how they end with their parent, and how the death of one is reported."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Child:
-    """A process with so many threads, started at once; it ends with the one that started it, however that ends."""
+    """A process with so many threads, started at once. It ends when its parent ends, in whatever way."""
 
     def __init__(self, target: Any, arguments: tuple[Any, ...], threads: int) -> None:
         self.process = CONTEXT.Process(target=target, args=arguments, daemon=True)
         before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(before, str(threads)))  # inherited: no thread pool is built for nothing
+        os.environ.update(dict.fromkeys(before, str(threads)))  # limits the child's thread pools
         try:
             with _uninterrupted():
                 self.process.start()
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
-        # before multiprocessing asks it to end by SIGTERM, which it does not hear, and waits for it
+        # at exit, before multiprocessing sends SIGTERM, which the child ignores, and waits for it
         self._end = util.Finalize(None, self.process.kill, exitpriority=10)
 
     def close(self, at_once: bool = False) -> None:
-        """Wait until it has ended by itself, for it has nothing to do any more; if it does not, end it."""
+        """Waits for the process to end by itself; kills it if it does not."""
         self._end.cancel()
         if not at_once:
             self.process.join(timeout=5)
@@ -45,7 +45,7 @@ class Child:
             self.process.join(timeout=5)
 
     def death(self) -> str:
-        """How it died, and what that usually means."""
+        """How the process died, and the usual cause."""
         self.process.join(5)
         code, number = self.process.exitcode, self.process.pid
         if code is None:
@@ -60,14 +60,14 @@ class Child:
 
 
 def obey_parent() -> None:
-    """In such a process: leave Ctrl-C and SIGTERM to the parent, which says when to stop; end when it is gone."""
+    """To be called in a child: ignores Ctrl-C and SIGTERM, which the parent handles, and ends with the parent."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Nobody is there to hear the results any more: a killed parent leaves no process that holds on to its folders."""
+    """Ends this process when its parent is gone, so that a killed parent leaves no process that uses its folders."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -76,9 +76,9 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Processes started meanwhile inherit the block: a Ctrl-C while they import would end them with a traceback."""
+    """Blocks signals for processes started meanwhile. A Ctrl-C during their imports would end them with a traceback."""
     if hasattr(signal, "pthread_sigmask"):
-        resource_tracker.ensure_running()  # which starts by itself, and unblocks signals as it does
+        resource_tracker.ensure_running()  # else it would start later by itself, and unblock the signals
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield

@@ -11,8 +11,8 @@ from bespoke.federation.host import Host
 class Remote(Protocol):
     """A place with a host. It has one call at a time: `start` sends it, `finish` waits for its answer.
 
-    `finish` raises UserError (the host says so), WorkerFailed (the host failed) or RemoteLost (the host is gone, and
-    with it the state of its clients). `start` may raise RemoteLost too.
+    `finish` raises UserError (the host refused), WorkerFailed (the host failed) or RemoteLost (the host is gone, with
+    the state of its clients). `start` may raise RemoteLost too.
     """
 
     @property
@@ -24,7 +24,7 @@ class Remote(Protocol):
 
 
 class Here:
-    """Clients that live in this process. A call is carried out when its answer is asked for."""
+    """Clients that live in this process. `finish` executes the call."""
 
     name = "this process"
 

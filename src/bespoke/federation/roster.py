@@ -1,4 +1,4 @@
-"""A roster: what a server knows of its clients. It has no rows."""
+"""A roster is all that a server knows of its clients. It has no rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Roster:
-    """Ids of clients, how many rows each has, and its group; clients are numbered in this order."""
+    """Ids of clients, their numbers of rows and their groups. Clients are numbered in this order."""
 
     ids: Sequence[str]
     keys: NDArray[np.uint64]  # a stable hash of each id, from which a client's randomness comes
@@ -34,18 +34,18 @@ class Roster:
         return len(self.keys)
 
     def group_numbers(self) -> Ints | None:
-        """Each client's group counted from 1, and 0 where it is not known; None if there are no groups."""
+        """Each client's group counted from 1, or 0 if unknown; None without groups."""
         return self.population().group_numbers()
 
     def population(self, about: About | None = None) -> Population:
-        """A population without columns: splits and samplers that need ids, sizes and groups alone work on it."""
+        """A population without columns, for splits and samplers that need only ids, sizes and groups."""
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
         return Population({}, offsets, self.ids, self.keys, self.group, self.groups, about or {})
 
 
 @dataclass(frozen=True)
 class Joined:
-    """The rosters of several places as one: clients are numbered in the order of their ids, wherever they live."""
+    """The rosters of several places as one. Clients are numbered in the order of their ids, wherever they live."""
 
     roster: Roster
     homes: Ints  # the place of each client
@@ -53,7 +53,7 @@ class Joined:
 
 
 def joined(rosters: Sequence[Roster], names: Sequence[str]) -> Joined:
-    """One roster of all clients, sorted by id as a population is; `names` of the places are for errors."""
+    """Joins rosters into one, sorted by id as a population is. `names` of the places are for errors."""
     ids = [str(name) for roster in rosters for name in roster.ids]
     homes = np.repeat(np.arange(len(rosters)), [len(roster) for roster in rosters]).astype(np.int64)
     order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)

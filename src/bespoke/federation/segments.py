@@ -1,4 +1,4 @@
-"""Segments: files of private state, rows of bytes by client, with a digest. See engines/private.py."""
+"""Segments are files of private state: rows of bytes by client, with a digest. See private_state.py."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bespoke.storage import open_arrays, write_arrays
 
 
 def write_segment(path: Path, clients: Tensor, rows: Tensor, run: str) -> None:
-    """Write the rows of these clients, with a digest; `run` says whose they are."""
+    """Writes the rows of these clients, with a digest; `run` is the identity of the run."""
     about = {"run": run, "name": path.name, "digest": _digest(path.name, run, clients, rows)}
     write_arrays(path, {"clients": clients, "rows": rows}, {"bespoke": json.dumps(about)})
 
 
 def read_segment(path: Path, verify: bool = False, run: str = "") -> tuple[Tensor, Tensor]:
-    """A segment's (clients, rows); `verify` compares them with their digest, and with the run that asks."""
+    """Reads a segment's (clients, rows). `verify` compares them with their digest and their run with `run`."""
     arrays, metadata = open_arrays(path)
     if set(arrays) != {"clients", "rows"} or len(arrays["clients"]) != len(arrays["rows"]):
         raise UserError(f"{path} does not hold private state")
-    if verify and "bespoke" in metadata:  # else of a version that kept no digests
+    if verify and "bespoke" in metadata:  # older versions kept no digests
         try:
             about = json.loads(metadata["bespoke"])
             said, owner = about["digest"], about["run"]
@@ -37,7 +37,7 @@ def read_segment(path: Path, verify: bool = False, run: str = "") -> tuple[Tenso
 
 
 def segment_owner(path: Path) -> str:
-    """The run that a segment belongs to, as it says itself."""
+    """The run that the segment names as its own."""
     return str(json.loads(open_arrays(path)[1].get("bespoke", "{}")).get("run", ""))
 
 

@@ -1,4 +1,4 @@
-"""A host on another machine: it answers bytes with bytes, and takes its rows from nobody."""
+"""A host on another machine. It answers bytes with bytes, and its rows are its own."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bespoke.federation.processes import RemoteLost
 from bespoke.federation.wire import LIMIT, bound, decode_call, encode_answer
 from bespoke.federation.work import ClientWork
 
-NOT_HERE = frozenset({"move", "personal"})  # rows that come and go are one machine's; personal models do not leave
+NOT_HERE = frozenset({"move", "personal"})  # changing rows need one machine; personal models stay here
 
 
 class Site:
-    """Serves calls that come as bytes, whatever brings them.
+    """Serves calls that arrive as bytes over any transport.
 
-    `work_of` makes a stage's work of an opening and of this place's own rows (bespoke.experiment.opening). The last
-    answer is kept: a message that comes twice, because its answer was lost, is answered with the same bytes and not
-    carried out again.
+    `work_of` makes a stage's work from an opening and this place's own rows (bespoke.experiment.opening). The site
+    keeps its last answer. If a message arrives twice, because its answer was lost, the site sends the same bytes
+    again and executes nothing.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class Site:
         allowed: Collection[str] = frozenset(OPERATIONS) - NOT_HERE,
         failed: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """`failed`: told of what goes wrong here and is no user's mistake; the other side hears its name alone."""
+        """`failed` gets each exception that is not a user's mistake; the other side learns only its class name."""
         self.host, self.work_of, self.limit, self.allowed, self.failed = host, work_of, limit, allowed, failed
-        self.last: tuple[bytes, bytes] | None = None  # digest of a message, and what it was answered
+        self.last: tuple[bytes, bytes] | None = None  # digest of a message, and its answer
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a message; a refusal, if that is what there is to say."""
+        """Answers a message, with a refusal if necessary."""
         seen = hashlib.blake2b(message).digest()
         if self.last is not None and self.last[0] == seen:
             return self.last[1]

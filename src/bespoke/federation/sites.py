@@ -1,4 +1,4 @@
-"""Places on other machines, as an engine's remotes: calls become bytes, and clients' numbers those of each place."""
+"""Remotes of places on other machines: they turn calls into bytes, and clients' numbers into those of each place."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
 Describe = Callable[[ClientWork, Params, Roster], Opening]
-SERVER_STEPS = ("directory", "form")  # of secure sums: what is told and said there is not by client
+SERVER_STEPS = ("directory", "form")  # of secure sums: their messages are not by client
 
 
 class Transport(Protocol):
-    """Brings a message to a place, and its answer back. Raises RemoteLost if the place is gone."""
+    """Carries a message to a place, and its answer back. Raises RemoteLost if the place is gone."""
 
     def send(self, message: bytes) -> None: ...
     def receive(self) -> bytes: ...
@@ -59,10 +59,10 @@ class Wired:
 
 
 class Numbered:
-    """A remote whose clients have numbers of their own there: each call and each answer is translated."""
+    """A remote whose place has its own numbers of clients. Each call and each answer is translated."""
 
     def __init__(self, remote: Remote, numbers: Ints, roster: Roster, describe: Describe) -> None:
-        """`numbers`: of its clients in the roster of all, in the order in which it numbers them from 0."""
+        """`numbers`: the place's clients as numbers in the roster of all, in the place's own order (from 0)."""
         self.remote, self.numbers, self.roster, self.describe = remote, numbers, roster, describe
         self.name = remote.name
         self.place = np.full(len(roster), -1, np.int64)
@@ -70,7 +70,7 @@ class Numbered:
         self.call = Call("settle")
 
     def _here(self, clients: Ints) -> Ints:
-        """The places of those of these clients that live there."""
+        """The place's own numbers of those of these clients that live there."""
         found = self.place[clients]
         return found[found >= 0]
 
@@ -81,15 +81,15 @@ class Numbered:
             raise UserError(f"{self.name}: rows that come and go (since, until) stay on one machine; leave them out")
         if call.operation == "open":
             values["work"] = self.describe(values["work"], values["params"], self.roster)
-        for name in ("clients", "coming"):
+        for name in ("clients", "next_clients"):
             if values.get(name) is not None:
                 values[name] = self._here(values[name])
         if "client" in values:
             values["client"] = int(self.place[values["client"]])
-        if "folder" in values:  # where files lie there is not known here
+        if "folder" in values:  # the place chooses its own folder
             values["folder"] = ""
         if call.operation == "secure" and values["step"] not in SERVER_STEPS:
-            values["told"] = {int(self.place[client]): said for client, said in values["told"].items()}
+            values["messages"] = {int(self.place[client]): message for client, message in values["messages"].items()}
         if settle is not None and settle.used is not None:
             settle = Settle(settle.key, self._here(settle.used))
         self.remote.start(replace(call, values=values, settle=settle))
@@ -103,8 +103,8 @@ class Numbered:
                     raise UserError(f"{self.name} answered for clients that it does not have")
                 setattr(answer, name, self.numbers[found].tolist())
         if self.call.operation == "secure" and self.call.values["step"] not in SERVER_STEPS:
-            said, refusal = answer
-            return {int(self.numbers[client]): message for client, message in said.items()}, refusal
+            messages, refusal = answer
+            return {int(self.numbers[client]): message for client, message in messages.items()}, refusal
         return answer
 
     def alive(self) -> bool:
@@ -116,7 +116,7 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Met:
-    """What an engine of places on other machines is made of: Engine(met.roster, choice, met.remotes, met.homes)."""
+    """The arguments of an engine of places on other machines: Engine(met.roster, choice, met.remotes, met.homes)."""
 
     roster: Roster
     remotes: list[Remote]
@@ -124,14 +124,14 @@ class Met:
 
 
 def learn(remotes: Sequence[Remote], train: Train) -> tuple[Statistics, int]:
-    """Means and deviations over the training rows of all places, and how many numbers each of them has sent.
+    """Means and deviations over the training rows of all places, and how many numbers each place has sent.
 
-    What was learned goes into the schema that all places encode by (`statistics`); the number goes into `asked_floats`
-    of the population's description, from where the run's ledger and its privacy account have it.
+    The statistics go into the schema by which all places encode. The number goes into `asked_floats` of the
+    population's description, where the run's ledger and its privacy account read it.
     """
     centres: dict[str, float] = {}
     parts: list[dict[str, Tensor]] = []
-    for _ in range(2):  # sums for the means, then squares around them: squares around zero would lose their digits
+    for _ in range(2):  # sums for the means, then squares around the means: squares around zero would lose digits
         for remote in remotes:
             remote.start(Call("moments", {"train": train, "centres": centres}))
         parts = [remote.finish() for remote in remotes]
@@ -140,7 +140,7 @@ def learn(remotes: Sequence[Remote], train: Train) -> tuple[Statistics, int]:
 
 
 def meet(remotes: Sequence[Remote], describe: Describe) -> Met:
-    """Ask every place who lives there, and number all clients in the order of their ids."""
+    """Asks every place for its roster, and numbers all clients in the order of their ids."""
     for remote in remotes:
         remote.start(Call("hello"))
     rosters: list[Roster] = [remote.finish() for remote in remotes]

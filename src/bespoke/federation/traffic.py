@@ -1,4 +1,4 @@
-"""The ledger: what a run cost and what the server learned, a line per round."""
+"""The ledger: the cost of a run and what the server learned, one line per round."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from bespoke.method import Batching, Method
 
 @dataclass(frozen=True)
 class Ledger:
-    """Turns rounds into lines of ledger.jsonl; stateless, so that resuming needs nothing from it."""
+    """Turns rounds into lines of ledger.jsonl. It has no state, so resuming needs nothing from it."""
 
-    robust: RobustConfig | None = None  # on which it depends what the server has to see
-    secure: SecureConfig | None = None  # and what it cannot see
+    robust: RobustConfig | None = None  # decides what the server has to see
+    secure: SecureConfig | None = None  # decides what the server cannot see
 
     def round(
         self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None,
         added: dict[str, Reveal] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """A line of the ledger; added: fields that are not the method's own but leave its clients too."""
+        """A line of the ledger; added: fields of transforms that leave clients besides the method's own."""
         contacted = len(draw.contacted) if draw else 0
         reported = len(draw.reported) if draw else 0
         down = 0
         if outcome and reported:
-            # who was contacted was sent the model, whether or not it answered in time
+            # every contacted client receives the model, whether or not it answers in time
             down = outcome.bytes_down * contacted // reported
         sent = {**shown(method, self.robust), **(added or {})}
         seen = {name: kind.name for name, kind in sent.items()} if self.secure is None else masked(method, sent)
-        if outcome and outcome.secure:  # every client that was contacted takes part in the protocol
+        if outcome and outcome.secure:  # every contacted client takes part in the protocol
             down += outcome.secure.bytes_down
         return {
             "stage": stage,
@@ -84,5 +84,5 @@ class Ledger:
 
 
 def _epochs(batching: Batching) -> int | None:
-    """Passes over its rows that a client makes in one descent; None where a round has steps instead."""
+    """Passes over a client's rows in one descent; None if a round is counted in steps."""
     return None if batching.steps else batching.epochs

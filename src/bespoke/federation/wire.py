@@ -2,8 +2,8 @@
 
     "BSPK" | version (2) | digest (16) | length of the header (8) | header | arrays
 
-In the header an object has one key, which says what it stands for: {"tree": {...}}, {"tensor": "0"}. The digest notices
-damage; who may send at all is for the transport to know.
+In the header an object has one key, which names its kind: {"tree": {...}}, {"tensor": "0"}. The digest detects damage.
+The transport decides who may send.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from bespoke.storage import apart
 
 MAGIC, VERSION = b"BSPK", 1
 HEAD = len(MAGIC) + 2 + 16 + 8
-LIMIT = 2**30  # bytes of a message, where nobody says
+LIMIT = 2**30  # default limit of a message, in bytes
 DEEPEST = 40  # trees within trees
 COUNTS = ("steps", "examples", "bytes_up")  # of a partial sum; norms of single clients' changes do not travel
 ROWS = {kind.__name__: kind for kind in (Train, Support, Validation, Half, Query)}
 
 
 class WireError(UserError):
-    """A message that is refused as it is, whatever it says."""
+    """A message that is not valid, and is refused whatever its content."""
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -49,8 +49,8 @@ def encode_call(call: Call, limit: int = LIMIT) -> bytes:
 
 
 def decode_call(data: bytes, limit: int = LIMIT) -> Call:
-    said = _opened(data, limit)
-    operation, values, settle = said.get("call"), said.get("values"), said.get("settle")
+    content = _opened(data, limit)
+    operation, values, settle = content.get("call"), content.get("values"), content.get("settle")
     if not isinstance(operation, str) or operation not in OPERATIONS:
         raise WireError(f"unknown operation {operation!r}; known: {', '.join(OPERATIONS)}")
     kinds = OPERATIONS[operation]
@@ -68,35 +68,36 @@ def decode_call(data: bytes, limit: int = LIMIT) -> Call:
 
 
 def encode_answer(operation: str, answer: Any, limit: int = LIMIT) -> bytes:
-    """An answer to an operation, or why there is none: an exception travels as its text, but for a bug's.
+    """An answer to an operation, or the error instead of it.
 
-    What a bug says may hold rows; it stays where it happened.
+    A user's mistake travels as text. Of any other exception only the class name travels, because its text may hold
+    rows.
     """
     if isinstance(answer, UserError | RemoteLost):
-        said = {"refused" if isinstance(answer, UserError) else "lost": str(answer)}
+        content = {"refused" if isinstance(answer, UserError) else "lost": str(answer)}
     elif isinstance(answer, BaseException):
-        said = {"failed": f"{type(answer).__name__}; the log of that place says more"}
+        content = {"failed": f"{type(answer).__name__}; the log of that place says more"}
     else:
-        said = {"said": answer}
-    return _sealed({"answer": operation, **said}, limit, f"the answer to {operation}")
+        content = {"value": answer}
+    return _sealed({"answer": operation, **content}, limit, f"the answer to {operation}")
 
 
 def decode_answer(data: bytes, operation: str, limit: int = LIMIT) -> Any:
-    """What was answered to this operation; what was raised instead is raised here."""
-    said = _opened(data, limit)
+    """The answer to this operation. If the operation raised an error there, raises it here."""
+    content = _opened(data, limit)
     for outcome, error in (("refused", UserError), ("lost", RemoteLost), ("failed", WorkerFailed)):
-        if isinstance(said.get(outcome), str):
-            raise error(said[outcome])
-    if said.get("answer") != operation:
-        raise WireError(f"this is not an answer to {operation}: it says {said.get('answer')!r}")
-    if "said" not in said:
-        raise WireError(f"the answer to {operation} says nothing")
-    _check(said["said"], ANSWERS.get(operation, "nothing"), f"the answer to {operation}")
-    return said["said"]
+        if isinstance(content.get(outcome), str):
+            raise error(content[outcome])
+    if content.get("answer") != operation:
+        raise WireError(f"this is not an answer to {operation}: it is one to {content.get('answer')!r}")
+    if "value" not in content:
+        raise WireError(f"the answer to {operation} has no value")
+    _check(content["value"], ANSWERS.get(operation, "nothing"), f"the answer to {operation}")
+    return content["value"]
 
 
 def bound(value: Any, population: Population) -> Any:
-    """Values that came over the wire, with the rows that this place has."""
+    """Replaces the rows of values that came over the wire by this place's own rows."""
     if isinstance(value, Rows):
         mine = replace(value, population=population)
         return replace(mine, clients=np.flatnonzero(mine.sizes(np.arange(len(population)))))
@@ -104,9 +105,9 @@ def bound(value: Any, population: Population) -> Any:
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-def _sealed(said: dict[str, Any], limit: int, what: str) -> bytes:
+def _sealed(content: dict[str, Any], limit: int, what: str) -> bytes:
     packer = _Packer()
-    header = json.dumps({name: packer.down(value) for name, value in said.items()}, allow_nan=False).encode()
+    header = json.dumps({name: packer.down(value) for name, value in content.items()}, allow_nan=False).encode()
     arrays = save(apart(packer.arrays))
     size = HEAD + len(header) + len(arrays)
     if size > limit:
@@ -130,11 +131,11 @@ def _opened(data: bytes, limit: int) -> dict[str, Any]:
         raise WireError("the message was cut short")
     header, arrays = bytes(view[HEAD : HEAD + length]), bytes(view[HEAD + length :])
     if _digest(view[:6], view[22:30], header, arrays) != view[6:22]:
-        raise WireError("the message was damaged on its way: its digest is another")
+        raise WireError("the message was damaged on its way: its digest does not match")
     try:
-        said = json.loads(header)
+        content = json.loads(header)
         unpacker = _Unpacker(load(arrays))
-        opened = {str(name): unpacker.up(value) for name, value in said.items()}
+        opened = {str(name): unpacker.up(value) for name, value in content.items()}
         unpacker.done()
         return opened
     except WireError:
@@ -156,7 +157,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 # -- values ------------------------------------------------------------------------------------------------------------
 @dataclass
 class _Packer:
-    """Values as JSON; the arrays among them are gathered."""
+    """Turns values into JSON, and collects the arrays among them."""
 
     arrays: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -170,7 +171,7 @@ class _Packer:
         if isinstance(value, torch.Tensor):
             return {"tensor": self._kept(value.detach().cpu())}
         if isinstance(value, np.ndarray):
-            keys = value.dtype == np.uint64  # which not every version of safetensors knows
+            keys = value.dtype == np.uint64  # not every version of safetensors supports uint64
             array = np.ascontiguousarray(value.view(np.int64) if keys else value).reshape(value.shape)
             return {"keys" if keys else "array": self._kept(torch.from_numpy(array.copy()))}
         if isinstance(value, bytes):
@@ -196,8 +197,8 @@ class _Packer:
             who = {name: np.array(getattr(value, name), np.int64) for name in ("clients", "excluded")}
             return {"partial": self.down({**counts, **who})}
         if isinstance(value, Roster):
-            said = {entry.name: getattr(value, entry.name) for entry in fields(Roster)}
-            return {"roster": self.down({**said, "ids": list(value.ids), "groups": list(value.groups)})}
+            values = {entry.name: getattr(value, entry.name) for entry in fields(Roster)}
+            return {"roster": self.down({**values, "ids": list(value.ids), "groups": list(value.groups)})}
         if isinstance(value, Opening):
             return {"opening": self.down({entry.name: getattr(value, entry.name) for entry in fields(Opening)})}
         raise TypeError(f"a {type(value).__name__} does not travel between machines")
@@ -210,7 +211,7 @@ class _Packer:
 
 @dataclass
 class _Unpacker:
-    """The way back; every array is used once."""
+    """Turns JSON and arrays into values. Every array is used once."""
 
     arrays: dict[str, torch.Tensor]
 
@@ -222,39 +223,39 @@ class _Unpacker:
         if not isinstance(value, dict):
             return value
         kind, *rest = value
-        said = value[kind]
+        inner = value[kind]
         if rest:
-            raise WireError(f"the message says {kind!r} and something else in one place")
+            raise WireError(f"the message has {kind!r} and another key in one object")
         if kind == "tree":
-            return {name: self.up(entry, depth + 1) for name, entry in said.items()}
+            return {name: self.up(entry, depth + 1) for name, entry in inner.items()}
         if kind == "numbered":
-            return {int(name): self.up(entry, depth + 1) for name, entry in said}
+            return {int(name): self.up(entry, depth + 1) for name, entry in inner}
         if kind == "tuple":
-            return tuple(self.up(entry, depth + 1) for entry in said)
+            return tuple(self.up(entry, depth + 1) for entry in inner)
         if kind == "tensor":
-            return self.arrays.pop(said)
+            return self.arrays.pop(inner)
         if kind in ("array", "keys"):
-            array = self.arrays.pop(said).numpy()
+            array = self.arrays.pop(inner).numpy()
             return array.view(np.uint64) if kind == "keys" else array
         if kind == "bytes":
-            return self.arrays.pop(said).numpy().tobytes()
+            return self.arrays.pop(inner).numpy().tobytes()
         if kind == "float":
-            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[said]
-        return self._ours(kind, said, depth)
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[inner]
+        return self._ours(kind, inner, depth)
 
-    def _ours(self, kind: str, said: Any, depth: int) -> Any:
+    def _ours(self, kind: str, inner: Any, depth: int) -> Any:
         if kind == "dtype":
-            found = getattr(torch, said)
+            found = getattr(torch, inner)
             if not isinstance(found, torch.dtype):
-                raise WireError(f"{said!r} is no type of numbers")
+                raise WireError(f"{inner!r} is no type of numbers")
             return found
         if kind == "rows":
-            name, part, odd = said
+            name, part, odd = inner
             made = Part(**self.up(part, depth + 1))
             none: Any = None
             rows = ROWS[name]
             return rows(none, np.zeros(0, np.int64), made, **({"odd": bool(odd)} if rows is Half else {}))
-        found = self.up(said, depth + 1)
+        found = self.up(inner, depth + 1)
         if kind == "partial":
             _check(found["clients"], "clients", "a partial sum's clients")
             _check(found["excluded"], "clients", "a partial sum's excluded clients")
@@ -270,11 +271,11 @@ class _Unpacker:
             _check(found["config"], "plain", "an opening's experiment")
             _check(found["sample"], "tree", "an opening's sample")
             return Opening(**found)
-        raise WireError(f"the message holds a {kind!r}, which nobody knows here")
+        raise WireError(f"the message holds a {kind!r}, which is not a known kind")
 
     def done(self) -> None:
         if self.arrays:
-            raise WireError(f"the message holds {len(self.arrays)} arrays that it does not speak of")
+            raise WireError(f"the message holds {len(self.arrays)} arrays that its header does not name")
 
 
 def _roster(found: dict[str, Any]) -> Roster:
@@ -286,9 +287,9 @@ def _roster(found: dict[str, Any]) -> Roster:
     alike = {len(roster.ids), len(roster.keys), len(roster.sizes)}
     grouped = roster.group is not None
     if len(alike) > 1 or (grouped and len(roster.group) != len(roster.ids)) or (roster.sizes < 0).any():  # type: ignore[arg-type]
-        raise WireError("a roster's ids, keys, sizes and groups are not of the same clients")
+        raise WireError("a roster's ids, keys, sizes and groups belong to different clients")
     if grouped and len(roster.ids) and not 0 <= roster.group.min() <= roster.group.max() < len(roster.groups):  # type: ignore[union-attr]
-        raise WireError("a roster's clients are of groups that it does not name")
+        raise WireError("a roster's clients belong to groups that it does not name")
     return roster
 
 

@@ -1,4 +1,4 @@
-"""What a host is given: what its clients do in a stage, and how it executes them."""
+"""A host's task: what its clients do in a stage, and how it executes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Described:
-    """An experiment's configuration as JSON has it, and which of its stages is meant."""
+    """An experiment's configuration as JSON, and the number of a stage."""
 
     config: dict[str, Any]
     stage: int
@@ -41,24 +41,24 @@ class Described:
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What clients do in a stage: the method, what acts on its messages, and the rows they may use."""
+    """What clients do in a stage: the method, the transforms of its messages, and the training rows."""
 
     method: Method
     train: Train
     transforms: tuple[Transform, ...] = ()
-    setting: Setting | None = None  # of the stage; where nobody knows it, that of the population alone
-    robust: Rule | None = None  # how changes become one, if not by their sum
+    setting: Setting | None = None  # of the stage; None: that of the population alone
+    robust: Rule | None = None  # how changes are aggregated, if not by their sum
     collusion: Collusion | None = None
-    secure: SecureConfig | None = None  # messages are masked, and the server learns their sum alone
-    described: Described | None = None  # where it is described in plain values
-    sample: Tree | None = None  # what a client is sent in a first round; None: hosts make it, as a server would
+    secure: SecureConfig | None = None  # messages are masked; the server learns their sum only
+    described: Described | None = None  # the stage in plain values, if it has such a description
+    sample: Tree | None = None  # what a client receives in a first round; None: hosts make it
 
     def __post_init__(self) -> None:
         for transform in self.transforms if self.method.trains else ():
             transform.check(self.method)
 
     def before(self, roster: Roster) -> Setting:
-        """What the server knows before the first round."""
+        """The server's knowledge before the first round."""
         if self.setting is not None:
             return self.setting
         groups = roster.group_numbers()
@@ -66,7 +66,7 @@ class ClientWork:
         return Setting(0, len(roster), len(self.train.clients), known)
 
     def first_sent(self, params: Params, roster: Roster, client: int) -> Tree:
-        """What a client of this number is sent in a first round."""
+        """What this client receives in a first round."""
         server = self.method.init_server(params, self.before(roster))
         shared = self.method.broadcast(server)
         shared = shared if self.method.groups(server) is None else take(shared, 0)
@@ -74,15 +74,15 @@ class ClientWork:
 
     @property
     def holds(self) -> bool:
-        """Whether messages stay with the hosts until the server has said what it wants of them."""
+        """Whether messages stay on the hosts until the server asks for them."""
         return bool(changes(self.method.uplink)) and (self.robust is not None or self.collusion is not None)
 
     @property
     def masks(self) -> bool:
-        """Whether messages leave their host masked alone."""
+        """Whether messages leave their host masked only."""
         return self.secure is not None and self.method.trains and bool(self.method.uplink)
 
     @property
     def remembers(self) -> bool:
-        """Whether clients keep something besides what the method keeps."""
+        """Whether clients keep state of transforms besides the method's state."""
         return self.method.trains and any(transform.remembers for transform in self.transforms)

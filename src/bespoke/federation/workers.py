@@ -1,7 +1,7 @@
-"""Hosts in worker processes, each single-threaded: the way to use all cores for heavy models.
+"""Hosts in single-threaded worker processes, which use all cores for heavy models.
 
-A worker opens the population from disk by itself (mapped, so the pages are shared), owns its clients' private state and
-answers with partial sums. Calls go through a pipe by pickle, arrays as numpy: both ends are this program.
+A worker maps the population from disk, so that the pages are shared. It owns its clients' private state and answers
+with partial sums. Calls go through a pipe by pickle, because both ends are this program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bespoke.federation.work import ClientWork, Mode
 
 
 class _Leaf(NamedTuple):
-    """A tensor on its way through a pipe: plain bytes, no shared-memory handles to leak."""
+    """A tensor in a pipe, as plain bytes: torch's shared-memory handles could leak."""
 
     array: NDArray[Any]
 
@@ -59,7 +59,7 @@ def _restored(value: Any) -> Any:
 
 
 def _send(pipe: Connection, value: Any) -> None:
-    """Send a value; arrays go as they lie in memory, not copied into a pickle first."""
+    """Sends a value. Arrays are sent from their memory, without a copy in a pickle."""
     arrays: list[memoryview] = []
     rest = pickle.dumps(value, protocol=5, buffer_callback=lambda array: arrays.append(array.raw()))
     pipe.send((rest, [array.nbytes for array in arrays]))
@@ -69,14 +69,14 @@ def _send(pipe: Connection, value: Any) -> None:
 
 def _receive(pipe: Connection) -> Any:
     rest, sizes = pipe.recv()
-    arrays = [bytearray(size) for size in sizes]  # writable, so that sums can be added to where they are
+    arrays = [bytearray(size) for size in sizes]  # writable, so that sums can be added in place
     for array in arrays:
         pipe.recv_bytes_into(array)
     return pickle.loads(rest, buffers=arrays)
 
 
 def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
-    """The worker's loop: carry out calls until the pipe closes."""
+    """The worker's loop: executes calls until the pipe closes."""
     obey_parent()
     torch.set_num_threads(mode.threads)
     population = Population.open(folder, resident=True)
@@ -97,12 +97,12 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
             result = "lost", str(error)
         except Exception:
             result = "failed", traceback.format_exc()
-        with suppress(OSError):  # nobody listens: the next look at the pipe ends this
+        with suppress(OSError):  # the parent is gone; the next receive fails and ends the loop
             _send(pipe, result)
 
 
 def _rebound(value: Any, population: Population | None) -> Any:
-    """Rows and work with another population: none on the way to a worker, which has its own map of it."""
+    """Rows and work with another population: None in a pipe, because a worker has its own map of it."""
     if isinstance(value, Rows):
         return replace(value, population=population)  # type: ignore[arg-type]
     if isinstance(value, ClientWork):
@@ -113,11 +113,11 @@ def _rebound(value: Any, population: Population | None) -> Any:
 
 
 class Lending:
-    """The population on disk for so many workers, which map it; after a move it is another one."""
+    """The population on disk, for several workers to map. A move replaces it by another one."""
 
     def __init__(self, population: Population, workers: int) -> None:
         self.population, self.lent = population, Lent(population)
-        self.before: Lent | None = None  # until all workers have left it
+        self.before: Lent | None = None  # the previous copy, until all workers have moved
         self.workers, self.moved = workers, 0
 
     def folder_of(self, population: Population) -> Path:
@@ -125,15 +125,15 @@ class Lending:
             self.before, self.lent, self.population, self.moved = self.lent, Lent(population), population, 0
         return self.lent.folder
 
-    def left(self) -> None:
-        """A worker has moved to the population of now."""
+    def worker_moved(self) -> None:
+        """Counts a worker that has opened the current population. The last one closes the previous copy."""
         self.moved += 1
         if self.before is not None and self.moved == self.workers:
             self.before.close()
             self.before = None
 
     def close(self) -> None:
-        """A worker has ended."""
+        """Counts a worker that has ended. The last one closes the copies."""
         self.workers -= 1
         if not self.workers:
             for lent in (self.before, self.lent):
@@ -146,7 +146,7 @@ class Worker:
 
     def __init__(self, lending: Lending, mode: Mode, name: str = "a worker") -> None:
         self.name, self.lending = name, lending
-        self.operation = ""  # that it was asked for last
+        self.operation = ""  # of the last call
         self.pipe, theirs = CONTEXT.Pipe()
         self.child = Child(_serve, (theirs, lending.lent.folder, mode), mode.threads)
         theirs.close()
@@ -173,7 +173,7 @@ class Worker:
         if outcome == "failed":
             raise WorkerFailed(f"{self.name} failed:\n{answer}")
         if self.operation == "move":
-            self.lending.left()
+            self.lending.worker_moved()
         return _restored(answer)
 
     def alive(self) -> bool:

@@ -18,7 +18,7 @@ from bespoke.errors import UserError
 from bespoke.method import Cohort, Method
 from bespoke.tensors import Tree
 
-State = dict[str, float]  # what a transform keeps on the server from round to round, and tells all clients
+State = dict[str, float]  # what a transform keeps on the server from round to round and sends to all clients
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outgoing:
     nbytes: int  # on the wire, all of them together
     clients: NDArray[np.uint64]  # their keys, and
     key: int  # the round's: what keyed draws are made of
-    told: State = field(default_factory=dict)
+    state: State = field(default_factory=dict)
     memory: Tree = field(default_factory=dict)  # what stays on each client for its next message, stacked too
 
 

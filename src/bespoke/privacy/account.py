@@ -2,12 +2,12 @@
 
 Two guarantees, each for one client against all others:
 
-- `released`: for whoever sees what leaves the server (its models, round by round), but neither messages nor sums.
-- `messages`: for whoever sees a client's messages one by one, the server itself: it holds by local noise alone.
+- `released`: against an observer of what leaves the server (its models, round by round), but not of messages or sums.
+- `messages`: against an observer of single messages, such as the server itself. Only local noise can give it.
 
-Noise that nobody can predict must not be drawn twice for one result. A round's result is on disk before anything of it
-can be seen (a checkpoint, then a line in attempts.jsonl, then the logs), so a resumed run never repeats it; a round
-that was cut short is repeated with fresh noise, and since its messages may have been seen, `messages` counts it again.
+Secret noise must not be drawn twice for one result. A round's result is on disk before anything of it is visible (a
+checkpoint, then a line in attempts.jsonl, then the logs), so a resumed run never repeats it. An unfinished round is
+repeated with fresh noise. Its messages may have been seen, so `messages` counts it twice.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Floats = NDArray[np.float64]
 
 
 class Account:
-    """The account of one run; `folder` keeps what must survive the process."""
+    """The account of one run; `folder` holds its files."""
 
     def __init__(
         self, privacy: PrivacyConfig, base: Sampler, plans: tuple[StagePlan, ...], transforms: tuple[Transform, ...],
         folder: Path, learned: Learned = NOTHING,
     ) -> None:  # fmt: skip
-        library()  # without it nothing below can be said
+        library()  # refuses the run if dp-accounting is missing
         self.privacy, self.base, self.plans, self.transforms, self.folder = privacy, base, plans, transforms, folder
         self.local = privacy.local_noise is not None
         self.central = privacy.noise is not None or not self.local
         self.kind = sampling_of(base, plans, self.local)
-        self.cohorts = {place: plan.cohorts for place, plan in enumerate(plans)}  # as far as they are known by now
-        self.plain: dict[int, tuple[str, ...]] = {}  # fields of a stage that are no numbers to add noise to
+        self.cohorts = {place: plan.cohorts for place, plan in enumerate(plans)}  # as known so far
+        self.plain: dict[int, tuple[str, ...]] = {}  # integer fields of a stage, which take no noise
         self.learned, self.general = learned, self._general()
-        self.standing: dict[int, float] = {}  # by stage: rounds that were made before this process and stand
+        self.standing: dict[int, float] = {}  # by stage: rounds that an earlier process completed
         self.settled = self._settle()
         self.attempts = Attempts(folder, self._made)
         self.limits: dict[int, int] = {}
@@ -103,7 +103,7 @@ class Account:
             why.append(f"{name} sends {', '.join(self.plain[place])} as whole numbers, to which no noise is added")
         return why
 
-    def look(self, place: int, template: Tree, cohorts: Sampler | SideBySide) -> None:
+    def register(self, place: int, template: Tree, cohorts: Sampler | SideBySide) -> None:
         """Registers a stage's message form and sampling; refuses a stage that cannot keep the budget."""
         self.cohorts[place] = cohorts
         sent = reveals(self.plans[place].method.uplink)
@@ -135,7 +135,7 @@ class Account:
         return delta
 
     def _settle(self) -> dict[str, Any]:
-        """Noise multipliers and the cohorts' key, fixed when the run begins."""
+        """Chooses noise multipliers and the cohorts' key, once at the beginning of a run."""
         path = self.folder / "privacy.json"
         if path.exists():
             unknown = "how much noise the run has used is not known: begin it anew"
@@ -162,7 +162,7 @@ class Account:
     def _calibrated(self, name: str, settled: dict[str, Any]) -> float:
         assert self.privacy.epsilon is not None
         if not any(plan.method.trains and plan.rounds for plan in self.plans):
-            return 1.0  # nothing will be sent
+            return 1.0  # clients send nothing
         before = self.learned.spent(self.kind)
         counts = self._counts() if self.kind == "known" else None
 
@@ -212,10 +212,11 @@ class Account:
             {number: expected_size(sampler) for number, sampler in by_group},
         )  # fmt: skip
 
-    def around(self, place: int) -> tuple[Transform, ...]:
+    def transforms_of(self, place: int) -> tuple[Transform, ...]:
         """All transforms of a stage's messages, in order.
 
-        Compression comes before clipping, which is to bound what is sent, but after local noise, which it may not undo.
+        Compression comes before clipping, which has to bound what is sent, but after local noise, which it must not
+        undo.
         """
         if not self.plans[place].method.trains:
             return self.transforms
@@ -229,11 +230,11 @@ class Account:
             return 0.0
         ours = self.gaussian(place, made._asdict())
         rounded = self.local and any(isinstance(transform, Compress) for transform in self.transforms)
-        alone = rounded or self._reveals_each(place)  # what is seen is not the noisy sum of noisy messages alone
+        alone = rounded or self._reveals_each(place)  # more is visible than the noisy sum of noisy messages
         return ours.squared_mu(local=True, central=view == "released" and not alone)
 
     def _made(self, place: int) -> Made:
-        """How a round of a stage is made now."""
+        """How this process makes a round of a stage."""
         return Made(self.settled["noise"], self.settled["local_noise"], self.plans[place].rate)
 
     def attempt(self, place: int, number: int, what: str) -> None:
@@ -246,12 +247,12 @@ class Account:
         self.standing = {**dict.fromkeys(range(place), math.inf), **self.standing, place: begin}
 
     def made(self, place: int, number: int, view: str) -> list[Made]:
-        """How a round was made each time: before this process, and once more if it is made now."""
+        """How a round was made, for each time: by earlier processes, and once more if this process makes it."""
         begun, done = self.attempts.begun(place, number), self.attempts.done(place, number)
         before = done if view == "released" else begun
         if number > self.standing.get(place, 0):
             return [*before, self._made(place)]
-        return before or begun[-1:] or [self._made(place)]  # killed before it was noted as done; or noise is no secret
+        return before or begun[-1:] or [self._made(place)]  # a kill before "done", or noise that is not secret
 
     def _tally(self) -> Tally:
         known = self.kind == "known"
@@ -282,7 +283,7 @@ class Account:
         def cost(spent: Spent) -> float:
             return spent.epsilon(self.delta, self.privacy.accountant)
 
-        if self.kind != "known":  # every round costs the same: the last that is within the budget
+        if self.kind != "known":  # every round costs the same: find the last one within the budget
             low, high = 0, planned
             while low < high:
                 middle = (low + high + 1) // 2
@@ -313,7 +314,7 @@ class Account:
         return {"sampling": self.kind, **self._made(place)._asdict()}
 
     def fits(self, stage: Path, place: int) -> bool:
-        """Whether a cached stage was made as this run would make it; a run never relies on another run's noise."""
+        """Whether a cached stage was made exactly as this run would make it, noise included."""
         try:
             return bool(_shared(stage)["terms"] == self._terms(place))
         except (OSError, ValueError, KeyError, TypeError):
@@ -324,7 +325,7 @@ class Account:
         Attempts(self.folder, self._made).adopt(stage, place, str(_shared(stage)["by"]))
         self.attempts = Attempts(self.folder, self._made)
         self.standing = dict.fromkeys(range(place + 1), math.inf)
-        self.limits.pop(place, None)  # as many rounds as were made there
+        self.limits.pop(place, None)  # the number of rounds is that of the adopted stage
 
     def share(self, stage: Path, place: int) -> None:
         """Stores how a stage was made beside the shared stage."""
@@ -333,7 +334,7 @@ class Account:
         Attempts(self.folder, self._made).share(stage, place)
 
     def seen(self, place: int, cohort: Cohort) -> Cohort:
-        """The cohort as the server may know it. If only sums are visible, participants and their number are hidden."""
+        """The cohort as the server may see it. If only sums are visible, participants and their number are hidden."""
         return cohort if self._reveals_each(place) else replace(cohort, clients=(), excluded=())
 
     def covers(self, place: int) -> bool:
@@ -385,7 +386,7 @@ class Account:
         return statement
 
     def _released(self, place: int) -> Spent:
-        """What the models of one stage reveal by themselves."""
+        """What the models of one stage reveal, without the other stages."""
         tally = self._tally()
         tally.advance(place, self.rounds(place))
         return tally.spent()[VIEWS.index("released")]

@@ -1,15 +1,16 @@
 """Computes (epsilon, delta) of rounds of noise. dp-accounting is the only source of the numbers.
 
-Three ways in which clients may come, and what can be said of each:
+There are three kinds of participation:
 
-- `poisson`: each client comes to a round by itself with probability q, and nobody is told who did. Neighbours differ
-  in one client, present or absent; amplified by sampling. By PLD (tight) or RDP.
-- `fixed`: so many of all clients, drawn without replacement, in secret. Neighbours differ in one client's data, so that
-  a sum may move by twice the bound: the noise multiplier counts half. By RDP (Wang, Balle and Kasiviswanathan 2019);
-  PLDs of this sampling do not follow from those of Poisson sampling (Lebeda et al. 2024), so there are none.
-- `known`: who comes to which round is no secret (everyone, in turns, or told by local noise). Neighbours differ in one
-  client's messages, its own or zeros. No amplification; Gaussian noise composes exactly: mu^2 is the sum of 1 / z^2
-  over the rounds of the client that came most often.
+- `poisson`: each client takes part in a round independently with probability q, in secret. Neighbours differ in one
+  client, present or absent. Sampling amplifies privacy. By PLD (tight) or RDP.
+- `fixed`: a fixed number of clients is drawn without replacement, in secret. Neighbours differ in one client's data, so
+  a sum may move by twice the bound, and the noise multiplier counts half. By RDP (Wang, Balle and Kasiviswanathan
+  2019). There are no PLDs, because those of this sampling do not follow from those of Poisson sampling (Lebeda et al.
+  2024).
+- `known`: participation is not secret (all clients, in turns, or local noise only). Neighbours differ in one client's
+  messages, its own or zeros. There is no amplification. Gaussian noise composes exactly: mu^2 is the sum of 1 / z^2
+  over the rounds of the client with the most rounds.
 
 mu of Gaussian differential privacy (Dong, Roth and Su 2019) is exact for `known`, and by the central limit theorem for
 the others: an approximation for many rounds, which may be too small for few.
@@ -32,9 +33,18 @@ from bespoke.errors import UserError, needs_extra
 
 Kind = Literal["poisson", "fixed", "known"]
 ACCOUNTANTS = ("pld", "rdp")
-GRID = 1e-3  # of privacy losses; a PLD on a coarser grid is a looser bound, never a wrong one
-LITTLE = 0.1  # noise below which losses are so large that the grid grows with them, or its points were millions
-ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 128)  # for sampling without replacement, whose orders take long
+GRID = 1e-3  # of privacy losses; a coarser grid gives a looser bound, never a wrong one
+LITTLE = 0.1  # below this noise the grid grows with the losses; else it would have millions of points
+ORDERS = (
+    1.25,
+    1.5,
+    1.75,
+    *range(2, 33),
+    40,
+    48,
+    64,
+    128,
+)  # for sampling without replacement, where each order takes long
 ADJACENCY = {
     "poisson": "a client is there or not (add or remove one)",
     "fixed": "a client's data are others (replace one)",
@@ -53,7 +63,7 @@ def library() -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Silences dp-accounting's warnings about orders that it leaves out; the remaining bound is valid."""
+    """Silences dp-accounting's warnings about skipped orders; the bound from the others is valid."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -65,26 +75,26 @@ def _quietly() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What was spent. Of `poisson` and `fixed`: rounds by rate of sampling and noise multiplier; of `known`: mu^2.
+    """What was spent. For `poisson` and `fixed`: rounds by sampling rate and noise multiplier; for `known`: mu^2.
 
-    `releases` are made of all clients at once (see privacy/release.py), by name: the noise multiplier, and the delta of
-    a threshold. Runs that share one count it once.
+    `releases` use all clients at once (see privacy/release.py), by name: the noise multiplier, and the delta of a
+    threshold. Runs that share a release count it once.
     """
 
     kind: Kind = "known"
     rounds: dict[tuple[float, float], int] = field(default_factory=dict)
     squared_mu: float = 0.0
-    why: tuple[str, ...] = ()  # it is infinite
+    why: tuple[str, ...] = ()  # reasons why it is infinite
     releases: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __add__(self, other: Spent) -> Spent:
-        """Composition: both were spent on the same clients."""
+        """Composition of two costs for the same clients."""
         why, releases = tuple(dict.fromkeys(self.why + other.why)), {**self.releases, **other.releases}
         empty, more = (self, other) if not self.trains else (other, self)
         if not empty.trains:
             return replace(more, why=why, releases=releases)
         if "known" in (self.kind, other.kind) and self.kind != other.kind:
-            # a sampled client that is not there sends zeros; one that is replaced moves a known sum by twice the bound
+            # an absent sampled client counts as zeros; a replaced one moves a known sum by twice the bound
             known, sampled = (self, other) if self.kind == "known" else (other, self)
             return replace(known._sampled_always(sampled.kind) + sampled, why=why, releases=releases)
         if self.kind != other.kind:
@@ -97,7 +107,7 @@ class Spent:
         return any(self.rounds.values()) or self.squared_mu > 0
 
     def _sampled_always(self, kind: Kind) -> Spent:
-        """Known rounds, expressed as rounds of this kind with all clients."""
+        """Known rounds as rounds of this kind with all clients."""
         return Spent(kind, {(1.0, self.squared_mu**-0.5): 1})
 
     @property
@@ -105,7 +115,7 @@ class Spent:
         return self.trains or bool(self.releases)
 
     def _whole(self) -> tuple[Spent, float]:
-        """The same with each release as a round of everyone, and the delta that thresholds have used up."""
+        """The same with each release as a round of all clients, and the delta that thresholds have used."""
         noises, lost = [z for z, _ in self.releases.values()], sum(delta for _, delta in self.releases.values())
         rounds = dict(self.rounds)
         for z in noises if self.kind != "known" else ():
@@ -129,7 +139,7 @@ class Spent:
 
     # -- epsilon -------------------------------------------------------------------------------------------------------
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """The smallest epsilon known for this delta."""
+        """The smallest epsilon that the accountants give for this delta."""
         if self.why:
             return math.inf
         if not self.spends:
@@ -156,7 +166,7 @@ class Spent:
         return "PLD" if self.kind == "poisson" and accountant == "pld" else "RDP"
 
     def rdp(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Renyi orders, and the divergence at each: composing rounds adds them up."""
+        """Renyi orders and the divergence at each. Composition adds divergences."""
         if self.releases:
             return self._whole()[0].rdp()
         if self.kind == "known":
@@ -171,7 +181,7 @@ class Spent:
             return float(library().rdp.compute_epsilon(orders, divergences, delta)[0])
 
     def mu(self) -> tuple[float, bool]:
-        """mu of Gaussian differential privacy, and whether it is exact (else by the central limit theorem)."""
+        """mu of Gaussian differential privacy, and whether it is exact (otherwise by the central limit theorem)."""
         if self.releases:
             return self._whole()[0].mu()
         if self.why or self._without_noise:
@@ -196,7 +206,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _round_rdp(kind: Kind, rate: float, multiplier: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A round's Renyi divergences, cached because the accountant would compute them anew for every number."""
+    """A round's Renyi divergences, cached because the accountant would compute them again for every number."""
     dp = library()
     relation = dp.NeighboringRelation
     with _quietly():
@@ -204,12 +214,12 @@ def _round_rdp(kind: Kind, rate: float, multiplier: float) -> tuple[NDArray[np.f
             accountant = dp.rdp.RdpAccountant(neighboring_relation=relation.ADD_OR_REMOVE_ONE)
             accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)))
             return accountant.orders, accountant.rdp
-        # a client that is replaced moves the sum by twice the bound
+        # a replaced client moves the sum by twice the bound
         noise, many = dp.GaussianDpEvent(multiplier / 2), 1_000_000_000
         accountant = dp.rdp.RdpAccountant(ORDERS, relation.REPLACE_ONE)
         accountant.compose(dp.SampledWithoutReplacementDpEvent(many, round(rate * many), noise))
         plain = dp.rdp.RdpAccountant(ORDERS, relation.REPLACE_ONE).compose(noise)
-        # sampling never costs more than coming to every round: the bound for it may be the larger one all the same
+        # sampling never costs more than full participation, but its bound may be larger
         return accountant.orders, np.minimum(accountant.rdp, plain.rdp)
 
 

@@ -116,12 +116,12 @@ class Gaussian(Transform):
     # -- the client half -----------------------------------------------------------------------------------------------
     def client(self, sent: Outgoing) -> Outgoing:
         hidden, ones = self._finite({name: sent.up[name] for name in self.hidden}), {}
-        bound = self.limit(sent.told)
+        bound = self.limit(sent.state)
         if self.adaptive is not None:
             within = norms(hidden) <= bound if leaves(hidden) else torch.ones(len(sent.clients))  # nothing is shared
             ones[BIT] = within.float() - 0.5
         values = {**self._clipped(hidden, bound), **ones}
-        for name, deviation in self.deviations(sent.told, "client").items():
+        for name, deviation in self.deviations(sent.state, "client").items():
             words = (sent.key, "client", name) if self.reproducible else None
             values[name] = with_noise_each(values[name], deviation, sent.clients, words)
         public = {name: tree_map(torch.ones_like, sent.up[name]) for name in self.counts}

@@ -27,9 +27,9 @@ ELSEWHERE = "; this run was begun on it, and goes on elsewhere with --set engine
 
 
 def keep_release(population: Population, folder: Path) -> None:
-    """What was released of the data lies in the run's own folder; noise cannot be drawn twice for one run.
+    """Keeps the noised statistics of the data in the run's own folder, because noise cannot be drawn twice for a run.
 
-    So does the vocabulary of texts, on which depends what the model's tokens mean.
+    The vocabulary of texts is kept too, because the meaning of the model's tokens depends on it.
     """
     about, path = population.about, folder / RELEASE
     if "text" in about and "words" in about and not words_file(path).exists():
@@ -44,10 +44,10 @@ def keep_release(population: Population, folder: Path) -> None:
 
 
 def check_fits(folder: RunFolder, params: Params, stage: int) -> None:
-    """Refuses to resume with data of another width: a forgotten client may have taken a category along."""
+    """Refuses to resume if the data have another width, such as after the only client with a category was forgotten."""
     try:
         begun = flatten(folder.beginning(stage).server["params"])
-    except UserError:  # fallen back to a stage whose beginning is not kept any more; nothing else needs it
+    except UserError:  # the run went back to a stage whose first checkpoint is gone; nothing else needs it
         return
     for name, leaf in flatten(params).items():
         if leaf.dim() and name in begun and begun[name].shape[-leaf.dim() :] != leaf.shape:
@@ -59,7 +59,7 @@ def check_fits(folder: RunFolder, params: Params, stage: int) -> None:
 
 
 def same_elsewhere(begun: Path, config: ExperimentConfig) -> str | None:
-    """The text of the experiment that was begun, if this one is the same but for the device; None if it is not."""
+    """The text of the experiment in `begun`, if `config` differs from it at most in the device; else None."""
     text = begun.read_text(encoding="utf-8")
     try:
         first = read_config(begun)
@@ -88,9 +88,9 @@ def account_of(experiment: Experiment, folder: Path, note: Callable[[str], None]
 def execution(
     experiment: Experiment, params: Params, folder: Path, how: Choice | None, note: Callable[[str], None]
 ) -> Choice:
-    """How to execute; a run that is resumed is executed as it began, or its bits would differ.
+    """How to execute the run. A resumed run is executed as it began, so that its results have the same bits.
 
-    Only another device may be told: results then are the same up to rounding.
+    Only the device may be changed; results are then the same up to rounding.
     """
     path, wanted_device = folder / "engine.json", experiment.engine.get("device", "auto")
     if path.exists():
@@ -102,7 +102,7 @@ def execution(
             devices.chosen(begun.device, ELSEWHERE)
             return begun
         how = engine_choice(experiment, params)
-        if how.device == begun.device:  # the one that was told cannot do it
+        if how.device == begun.device:  # the requested device cannot run this work
             return begun
         note(f"engine: {how.text()}; this run was begun on {begun.device}")
     elif how is not None:

@@ -33,10 +33,10 @@ Ints = NDArray[np.int64]
 AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
 Point = dict[str, dict[str, float | None]]  # of the learning curve
-ONE_BY_ONE = 16  # clients examined at a time where they are run one by one
+ONE_BY_ONE = 16  # clients per call if they are run one by one
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "query": QueryScores}  # all others: ValidationScores
 HALVES = ("first half", "second half")  # of the validation rows
-MOST_VALUES = 2**25  # query rows times candidates of which each one's part of the metric is kept
+MOST_VALUES = 2**25  # limit of (query rows x candidates) for keeping values by row
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Final:
 
     query: QueryScores
     own: ValidationScores | None  # of the same clients
-    held_out: ValidationScores | None  # what is common was chosen on these: of other clients, if some were held out
-    plain: Chosen  # before each client's look at whether to accept its personal model
+    held_out: ValidationScores | None  # shared choices were made on these: of other clients, if some were held out
+    plain: Chosen  # the choices before the acceptance rule
     picked: Chosen
-    who: dict[str, float] | None = None  # where who chooses was chosen too: what each way gave on the other half
-    rows: Ints | None = None  # the query rows, and each one's part of `rows_metric`
+    who: dict[str, float] | None = None  # by who chooses: the error on the other half (choosing = "auto")
+    rows: Ints | None = None  # the query rows, and below the value of `rows_metric` for each
     values: NDArray[np.float64] | None = None
     rows_metric: str = ""
 
@@ -70,9 +70,9 @@ class Scoring:
     def examine(
         self, split: Split, server: Tree, clients: Ints, parts: dict[str, Scored], tell: bool = False, by_row: str = ""
     ) -> dict[str, AnyScores]:
-        """Scores of every candidate of these clients; `tell` moves the progress bar by a client each.
+        """Scores every candidate of these clients; `tell` advances the progress bar.
 
-        by_row: the metric of which each query row's part is kept too.
+        by_row: the metric whose value for each query row is kept too.
         """
         support = split.selection.support if "query" not in parts else split.test.support
         if self.method.choosing.by == "support":
@@ -100,7 +100,7 @@ class Scoring:
         lower, metric = self.experiment.lower_is_better, self.experiment.metric
         allowed = None if method.choosing.keep_shared else list(range(1, len(method.candidates())))
         found: Any = scores.get("support" if who == "support" else "validation")
-        if found is None:  # nobody can choose: the last candidate, which was trained longest
+        if found is None:  # no rows to choose on: the last candidate, which trained longest
             return Chosen(len(method.candidates()) - 1, {})
         if who == "size":
             judged, tested = (part.support for part in (self.experiment.split.selection, self.experiment.split.test))
@@ -111,9 +111,10 @@ class Scoring:
         return choose(found, metric, lower, who, allowed)
 
     def who(self, scores: dict[str, AnyScores]) -> dict[str, float] | None:
-        """How all clients together, and each for itself, choose on one half of the validation rows for the other.
+        """The error of one common choice and of each client's own choice, by cross-validation on two halves.
 
-        Values are errors: lower is better. None where there are no two halves.
+        Choices are made on one half of the validation rows and judged on the other. Lower is better. None if there are
+        no two halves.
         """
         halves = [scores.get(name) for name in HALVES]
         lower, metric = self.experiment.lower_is_better, self.experiment.metric
@@ -130,7 +131,7 @@ class Scoring:
     # -- during training -----------------------------------------------------------------------------------------------
     @cached_property
     def watched(self) -> Ints:
-        """The clients of the learning curve: the same ones in all periods in which they have rows."""
+        """The clients of the learning curve. They are the same in all periods in which they have rows."""
         there = [period.split.selection.validation.clients for period in self.experiment.periods]
         clients = np.unique(np.concatenate(there))
         if len(clients) <= self.experiment.watched:
@@ -141,7 +142,7 @@ class Scoring:
     def point(self, split: Split, server: Tree) -> Point:
         """A point of the learning curve: means over some validation clients, and the score weighted by their rows.
 
-        Where rows come and go it has each of these clients' scores besides: whom a change hits is the question then.
+        If rows change during the run, the point also has each client's score, to see whom a change affects.
         """
         rows = split.selection.validation
         clients = np.intersect1d(self.watched, rows.clients, assume_unique=True)
@@ -164,7 +165,7 @@ class Scoring:
     def selection(self, server: Tree) -> tuple[float | None, str, Ints, NDArray[np.float64]]:
         """For tuning: the mean over all validation clients, the common choice, the clients and each one's value.
 
-        Query rows are not looked at.
+        It never reads query rows.
         """
         split = self.experiment.split
         clients = split.selection.validation.clients
@@ -189,7 +190,7 @@ class Scoring:
         by_row = self._row_metric(clients)
         scores = held_out = self.examine(split, server, clients, parts, tell=True, by_row=by_row)
         plain = self.pick(scores)
-        if split.kind == "cross-device":  # what is common is chosen on the validation clients, the rest by each itself
+        if split.kind == "cross-device":  # shared choices are made on the validation clients
             held_out = self.examine(split, server, others, {"validation": split.selection.validation}, tell=True)
             chosen = self.pick(held_out)
             plain = chosen if self.method.choosing.by == "size" else Chosen(chosen.default, plain.own)
@@ -214,7 +215,7 @@ class Scoring:
         return (task.row_metric(self.experiment.metric) or "") if known and many <= MOST_VALUES else ""
 
     def _values(self, query: QueryScores, picked: Chosen, clients: Ints) -> NDArray[np.float64]:
-        """Each query row's part of the metric under its client's candidate; their mean is the client's value."""
+        """The metric of each query row under its client's candidate, such that the mean is the client's value."""
         sizes, chosen = self.experiment.split.test.query.sizes(clients), picked.of(clients)
         values = query.sums[ROWS][np.arange(sizes.sum()), np.repeat(chosen, sizes)].astype(np.float64)
         counted = query.sum_at(picked, "count")  # rows, or the tokens of all of them
@@ -226,9 +227,9 @@ def examined(
     engine: Engine, server: Tree, clients: Ints, support: Support, parts: dict[str, Scored], seed: int, step: int,
     done: Callable[[int], None] | None = None, by_row: str = "",
 ) -> Scores:  # fmt: skip
-    """Scores of every candidate of these clients, made for `step` at a time, after which `done` hears how many.
+    """Scores every candidate of these clients, `step` clients at a time; `done` is called after each step.
 
-    Heavy models take long: so the bar moves and Ctrl-C is heard.
+    The steps let the progress bar move and Ctrl-C take effect with heavy models.
     """
     key = int(mix("personalize", seed))
     pieces = []
@@ -258,9 +259,9 @@ def _joined(pieces: list[tuple[int, Scores]]) -> Scores:
 
 
 def mean_or_diverged(scores: AnyScores, choice: Chosen, metric: str) -> float:
-    """The mean over clients; NaN if one that was tested has no finite loss, for then training diverged.
+    """The mean over clients; NaN if a tested client has no finite loss, because training diverged then.
 
-    A client's metric may be undefined by nature (an AUC of one class); its loss is not.
+    A client's metric may be undefined (an AUC of one class), but its loss is always defined.
     """
     tested = scores.at(choice, "count") > 0
     values, losses = scores.at(choice, metric)[tested], scores.at(choice, "loss")[tested]
@@ -270,5 +271,5 @@ def mean_or_diverged(scores: AnyScores, choice: Chosen, metric: str) -> float:
 
 
 def json_number(value: Any) -> float | None:
-    """JSON has no NaN and no infinity."""
+    """The number, or None for NaN and infinity, which JSON does not have."""
     return float(value) if np.isfinite(value) else None

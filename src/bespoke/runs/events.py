@@ -1,4 +1,4 @@
-"""Interfaces for watching long work: progress is reported to a watcher, which may stop the work."""
+"""Interfaces for watching long work: it reports progress, and may be stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Interrupted(Exception):
 
 
 class Pruned(Exception):
-    """The run was ended because its learning curve is much worse than those of other trials."""
+    """The run was ended early because its learning curve is much worse than those of other trials."""
 
 
 class Progress(Protocol):

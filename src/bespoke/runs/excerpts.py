@@ -1,6 +1,6 @@
 """Excerpts of the texts that a language-model run keeps: words typical of each group, and a few test sentences.
 
-Both are clients' words. They are kept where no [privacy] is asked for, and forgotten with a client.
+Both are clients' words. A run with [privacy] keeps none, and `bespoke forget` removes those of a client.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from bespoke.runs.evaluation import Final
 Ints = NDArray[np.int64]
 TYPICAL = 12  # words of a group
 MOST_GROUPS = 40
-PRIOR = 1000.0  # words that the prior is worth
+PRIOR = 1000.0  # weight of the prior, in words
 SENTENCES = 3  # of a group
 SHORTEST = 4  # tokens of a sentence that is shown
 
 
 def keeps_texts(experiment: Experiment) -> bool:
-    """Whether texts may be kept: those of a language model, and not under privacy."""
+    """Whether the run keeps texts: it trains a language model without [privacy]."""
     about = experiment.population.about
     return about.get("task") == "language" and bool(about.get("words")) and experiment.privacy is None
 
 
 def typical_words(population: Population, train: Rows) -> dict[str, list[Any]]:
-    """Words that a group's training rows have more often than the others': log-odds with a prior, in deviations.
+    """The words that are most typical of each group's training rows: log-odds with a prior, in standard deviations.
 
     Monroe, Colaresi and Quinn, Fightin' Words, 2008: with counts y of n words in the group, y' of n' in the others, and
     a prior of PRIOR words spread as all are (a of this one), delta = ln((y + a) / (n + PRIOR - y - a)) - ln((y' + a) /

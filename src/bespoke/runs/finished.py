@@ -37,7 +37,7 @@ def open_run(path: Path) -> tuple[RunFolder, ExperimentConfig]:
 
 
 class Models:
-    """The models of a finished run, made anew from its checkpoint, private state and rows."""
+    """The models of a finished run, made again from its checkpoint, private state and rows."""
 
     def __init__(self, folder: RunFolder, experiment: Experiment) -> None:
         found = folder.final()
@@ -46,7 +46,7 @@ class Models:
         self.experiment, self.method = experiment, experiment.stages[-1].method
         self.choices = read_choices(folder.path)
         self.host = Host(experiment.population, Mode(vectorized=False))
-        begun = folder.beginning(found.stage).server  # a client never seen holds what the stage began with
+        begun = folder.beginning(found.stage).server  # the state of clients that never trained
         start, setting = begun["params"], experiment.setting(found.stage, begun)
         self.host.open(ClientWork(self.method, experiment.split.train, experiment.transforms, setting), start)
         self.start, self.setting = start, setting
@@ -73,7 +73,7 @@ class Models:
         return model, self.method.candidates()[candidate]
 
     def newcomer(self, rows: Population) -> Tree:
-        """The personal model of a client that the run does not know, made by the method on rows of its own."""
+        """The personal model of a client that the run does not know, made by the method on these rows."""
         if self.method.unicast(self.server, 0):
             raise UserError(f"{self.method.card.name} sends each client something of its own: new users have none")
         whole, one = Part(0, (1.0,)), np.zeros(1, np.int64)
@@ -84,15 +84,15 @@ class Models:
         return host.personal(self.method.broadcast(self.server), None, 0, support, candidate, key, group)
 
     def kept(self, name: str) -> tuple[NDArray[np.int64], Tree]:
-        """The clients that have trained, and this part of their private state: a simulation may look at it."""
+        """The clients that have trained, and one field of their private state. Only a simulation can see it."""
         clients = np.array(sorted(self.host.private.slots), dtype=np.int64)
         held = self.host.private.read(clients)
         return clients, (held["method"] if self.host.work.remembers else held)[name]
 
     def shared(self, group: int = 0) -> Params | None:
-        """The network's parameters that a group of clients has in common; group 0: all clients. None if there are none.
+        """The network's parameters that a group of clients shares (group 0: all clients); None if there are none.
 
-        Where groups have models of their own, the first row is the model that they all began with.
+        If groups have models of their own, row 0 is the model from which they all started.
         """
         trained = any(stage.method.trains and stage.rounds for stage in self.experiment.stages)
         if not trained or self.method.handoff.gives not in (One(), PerGroup()):
@@ -109,7 +109,7 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
 
 
 def read_choices(run: Path) -> dict[str, Any]:
-    """Which candidate the clients use: one for all, and those that chose for themselves."""
+    """Reads which candidate clients use: the common one, and the choices of clients that chose for themselves."""
     path = run / "choices.json"
     try:
         choices = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The run folder on disk. Files are written so that a kill at any moment loses nothing.
+"""The run folder on disk. A kill at any moment loses no finished work.
 
 config.toml      the resolved experiment          rounds.jsonl   one line a round: cohort, cost, validation metrics
 engine.json      how clients are executed         ledger.jsonl   one line a round: bytes, steps, what was revealed
@@ -43,12 +43,12 @@ from bespoke.tensors import Tree, flatten, unflatten
 
 CHECKPOINT = 2  # the format of checkpoints; 1 had a digest of the server's state only
 LOGS = ("rounds.jsonl", "ledger.jsonl")
-ATTEMPTS = "attempts.jsonl"  # what was spent of the privacy budget: grows, and is never gone back on
+ATTEMPTS = "attempts.jsonl"  # the spent privacy budget: lines are only added, never removed
 SETTLED = ("engine.json", "privacy.json")  # written when a run begins; checkpoints hold a copy
-Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines), and the digest of so much of it
+Mark = tuple[int, str | None]  # a log's length in bytes (of ATTEMPTS: in lines), and the digest of that part
 
 
-class Refused(UserError):
+class CheckpointRefused(UserError):
     """An error that an earlier checkpoint cannot repair."""
 
 
@@ -62,20 +62,20 @@ class Checkpoint:
     logs: dict[str, Mark]  # the log files at this point
     segments: list[str]  # files of private state, in the order written
     about: dict[str, Any]
-    files: dict[str, str] = field(default_factory=dict)  # what the files of SETTLED say
-    passed_over: tuple[str, ...] = ()  # what is wrong with the checkpoints after this one
-    verified: bool = True  # false: of a version that kept no digests of logs and private state
+    files: dict[str, str] = field(default_factory=dict)  # the contents of the files of SETTLED
+    passed_over: tuple[str, ...] = ()  # problems of the later checkpoints, which were skipped
+    verified: bool = True  # False: written by a version without digests of logs and private state
 
 
 class RunFolder:
-    """Reads and writes one run. `run` is its identity, by which files of other runs are refused."""
+    """Reads and writes one run. `run` is its identity; files of other runs are refused."""
 
     def __init__(self, path: Path, run: str | None = None) -> None:
         self.path, self._run = path, run
-        self._logs: dict[str, Any] = {}  # open files: to open one for every line takes longer than a small round
-        self._hashed: dict[str, tuple[Any, int]] = {}  # by log: the digest so far, and of how many bytes it is
+        self._logs: dict[str, Any] = {}  # open files: opening one for every line takes longer than a small round
+        self._hashed: dict[str, tuple[Any, int]] = {}  # by log: the digest so far, and its number of bytes
         self._spent = AttemptLines(path / ATTEMPTS)
-        self._named: dict[Path, list[str]] = {}  # by checkpoint: the segments it stands on
+        self._named: dict[Path, list[str]] = {}  # by checkpoint: the segments it needs
 
     @property
     def run(self) -> str:
@@ -112,14 +112,14 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time writes to a run."""
+        """Locks the run: one process at a time may write."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise UserError(f"{self.path} is in use by another process; wait for it or stop it") from None
         try:
-            # by a process that was killed; safetensors writes under a temporary name of its own first
+            # leftovers of a killed process; safetensors has temporary names of its own
             for half_written in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:
                 half_written.unlink(missing_ok=True)
             yield
@@ -131,7 +131,7 @@ class RunFolder:
         if log not in self._logs:
             self._logs[log] = open(self.path / log, "ab", buffering=0)  # noqa: SIM115  (lives as long as the folder)
         line = f"{json.dumps(entry)}\n".encode()
-        while line:  # at once, so that nothing is lost with the process; a full disk may take a part of it
+        while line:  # unbuffered, so that a kill loses nothing; a full disk may accept only a part
             line = line[self._logs[log].write(line) :]
 
     def read_log(self, log: str) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ class RunFolder:
                 with open(self.path / log, "r+b") as file:
                     file.seek(length)
                     added = file.read()
-                    os.fsync(file.fileno())  # what a checkpoint says of the logs must be on disk before it
+                    os.fsync(file.fileno())  # logs must be on disk before the checkpoint that names them
                 made.update(added)
                 self._hashed[log] = made, length + len(added)
                 found[log] = length + len(added), made.hexdigest()
@@ -180,12 +180,12 @@ class RunFolder:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
     def save(self, checkpoint: Checkpoint, keep: int = 2) -> None:
-        """Write a checkpoint, whole or not at all; only the last `keep` and the stage's first stay."""
+        """Writes a checkpoint atomically; keeps only the last `keep` checkpoints and the stage's first."""
         self.write_checkpoint(checkpoint)
         self.prune(checkpoint.stage, keep)
 
     def write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and leave all others as they are."""
+        """Writes a checkpoint and leaves all others."""
         flat = flatten(checkpoint.server)
         settled = [self.path / name for name in SETTLED if (self.path / name).exists()]
         about = {
@@ -198,7 +198,7 @@ class RunFolder:
         self._named[path] = list(checkpoint.segments)
 
     def prune(self, stage: int, keep: int = 2) -> None:
-        """Remove all checkpoints but the last `keep` and the stage's first, and private state that none stands on."""
+        """Removes all checkpoints but the last `keep` and the stage's first, and the private state of removed ones."""
         paths = sorted((self.path / "checkpoints").glob("*.safetensors"))
         kept = {*paths[-keep:], self.checkpoint_path(stage, -1)}
         for old in paths:
@@ -207,7 +207,7 @@ class RunFolder:
         for path in kept - self._named.keys():
             try:
                 self._named[path] = self.read(path).segments
-            except UserError:  # it will not be gone on with
+            except UserError:  # a damaged checkpoint cannot be resumed from
                 self._named[path] = []
         stood_on = {name for path in kept for name in self._named[path]}
         for segment in (self.path / "private").glob("*.safetensors"):
@@ -222,7 +222,7 @@ class RunFolder:
                 write_text(path, text)
         newest = self.checkpoint_path(found.stage, found.round)
         for path in (self.path / "checkpoints").glob("*.safetensors"):
-            if path > newest:  # damaged, and passed over
+            if path > newest:  # damaged, and skipped
                 path.unlink()
         self.prune(found.stage)
 
@@ -250,7 +250,7 @@ class RunFolder:
                 self._check_stood_on(found)
                 found.passed_over = tuple(dict.fromkeys(problems))
                 return found
-            except Refused:
+            except CheckpointRefused:
                 raise
             except UserError as problem:
                 problems.append(str(problem))
@@ -260,7 +260,7 @@ class RunFolder:
         return None
 
     def final(self) -> Checkpoint | None:
-        """The checkpoint with which a finished run ended; no other may replace it."""
+        """The last checkpoint of a finished run. No earlier one may replace it."""
         result = self._result()
         ended = result.get("written", {}).get("checkpoint") if result else None
         if ended is None:
@@ -279,7 +279,7 @@ class RunFolder:
         """Refuses to resume if the record of the spent privacy budget is lost."""
         lines, known = found.logs.get(ATTEMPTS, (0, None))
         if known is not None and AttemptLines(self.path / ATTEMPTS).mark(lines) != (lines, known):
-            raise Refused(
+            raise CheckpointRefused(
                 f"{self.path / ATTEMPTS} is missing or damaged (lines 1 to {lines}): what was spent of the privacy "
                 f"budget is not known any more. Put the file back, or count this run as spent and {self._begin_again()}"
             )
@@ -344,7 +344,7 @@ def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
     except (KeyError, ValueError, TypeError):
         raise Damaged(f"{path} is not a checkpoint of bespoke") from None
     if version not in (1, CHECKPOINT):
-        raise Refused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
+        raise CheckpointRefused(f"{path} was written by another version (format {version!r}, known: {CHECKPOINT})")
     about = check_seal(about, path, "it cannot be used")
     try:
         if _digest(flat) != about["digest"]:
@@ -364,17 +364,17 @@ def read_checkpoint(path: Path, run: str | None = None) -> Checkpoint:
 
 
 class AttemptLines:
-    """The lines of attempts.jsonl: how many there are, and their digest, without reading any of them twice.
+    """The number and the digest of the lines of attempts.jsonl, without reading any line twice.
 
-    Lines are what counts there, not bytes: the file may hold a line that was cut off by a kill, and it is written anew
-    (as another file, beginning with the same lines) when a stage is adopted.
+    It counts lines, not bytes: a kill may cut off a line, and when a stage is adopted, the file is rewritten with the
+    same lines at its beginning.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.file, self.bytes, self.lines, self.digest = path, 0, 0, 0, new()
 
     def mark(self, most: float = math.inf) -> Mark:
-        """Up to so many lines."""
+        """The number of lines, at most `most`, and their digest."""
         if not self.path.exists():
             return 0, None
         file = self.path.stat().st_ino

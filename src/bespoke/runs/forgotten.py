@@ -1,7 +1,7 @@
 """The forgotten clients of a folder, kept as hashes of ids so that no later command brings a client back.
 
-forgotten.json holds the hashes, and a receipt for each forgetting that was finished. It lies in the folder that
-`bespoke forget` was given and in every run inside.
+forgotten.json holds the hashes, and a receipt for each finished forgetting. It is in the folder that was given to
+`bespoke forget` and in every run inside.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> No
 
 
 def without_forgotten(population: Population, folder: Path) -> Population:
-    """The population without the rows of those who were forgotten in this folder; everyone keeps their place."""
+    """The population without the rows of clients forgotten in this folder. Clients keep their numbers."""
     keys = np.array([int(key, 16) for key in _keys(folder)], dtype=np.uint64)
     forgotten = np.isin(population.keys, keys)
     return population.having(np.repeat(~forgotten, population.sizes())) if forgotten.any() else population

@@ -54,10 +54,10 @@ class NotebookBars:
         self.bars[0].advance(steps, note)
 
     def note(self, text: str) -> None:
-        """Notes are in the result, where they do not scroll away."""
+        """Does nothing: the result has all notes."""
 
     def lane(self) -> NotebookBar:
-        """A bar of its own for one of several runs at the same time."""
+        """Makes a bar for one of several runs at the same time."""
         self.bars.append(NotebookBar(self))
         return self.bars[-1]
 

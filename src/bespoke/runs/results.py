@@ -33,7 +33,7 @@ class Results:
     final: Final
 
     def write(self, server: Tree, params: Params, excluded: Counter[str], privacy: PrivacyRecord | None) -> RunRecord:
-        """All of it but result.json; returns what that is to say. excluded: how often whose update was no number."""
+        """Writes all files but result.json, whose content it returns. excluded: numbers of non-finite updates."""
         self._clients(self._served(server))
         self._rows()
         self._texts()
@@ -54,7 +54,7 @@ class Results:
         return self.experiment.stages[-1].method.candidates()
 
     def _served(self, server: Tree) -> Ints | None:
-        """The group whose model serves each client, where groups were found and not given."""
+        """The group whose model each client uses, if the method found the groups."""
         groups, given = self.experiment.stages[-1].method.groups(server), self.experiment.setting(0).groups
         known = groups is None or (given is not None and torch.equal(groups, given))
         return None if known or groups is None else groups.numpy()
@@ -82,7 +82,7 @@ class Results:
         self.folder.write_table("clients.parquet", table)
 
     def _counted(self) -> dict[str, Any]:
-        """The tokens, and the characters, that each client's language model was tested on: sentences can be pooled."""
+        """Numbers of tokens and characters on which each client's language model was tested, for pooled scores."""
         if self.experiment.population.about.get("task") != "language":
             return {}
         sums = {"query_tokens": "count", "query_characters": "bits_per_character_count"}
@@ -90,7 +90,7 @@ class Results:
         return {name: found[of][:, 0].astype(np.float64) for name, of in sums.items() if of in found}
 
     def _rows(self) -> None:
-        """Every query row's part of the metric; the same row has the same number in all runs of these data."""
+        """Writes the metric of every query row. A row has the same number in all runs of these data."""
         final, population = self.final, self.experiment.population
         if final.rows is None or final.values is None:
             return
@@ -99,7 +99,7 @@ class Results:
         self.folder.write_table("rows.parquet", {"client": owner, "row": final.rows, "value": final.values})
 
     def _texts(self) -> None:
-        """Words typical of groups, and a few test sentences, for the report on language models."""
+        """Writes words typical of groups, and a few test sentences, for the report on language models."""
         experiment = self.experiment
         if not keeps_texts(experiment):
             return
@@ -188,7 +188,7 @@ def _ruled(rule: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_selection(path: Path) -> NDArray[np.float64]:
-    """Each validation client's value, as a tuning run left them."""
+    """Each validation client's value in a tuning run."""
     import pyarrow.parquet
 
     values: NDArray[np.float64] = pyarrow.parquet.read_table(path / "selection.parquet")["value"].to_numpy()
@@ -196,5 +196,5 @@ def read_selection(path: Path) -> NDArray[np.float64]:
 
 
 def found_group(row: int) -> str:
-    """What a group that was found is called; the row 0 is for those whose group is not known."""
+    """The name of a group that a method found; row 0 is for clients of unknown group."""
     return f"group {row}" if row else "none"

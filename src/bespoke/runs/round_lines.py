@@ -15,12 +15,12 @@ from bespoke.messages.transform import Transform
 from bespoke.runs.evaluation import Point
 from bespoke.tensors import Tree
 
-Lines = dict[str, dict[str, Any]]  # what is to be written, by log
+Lines = dict[str, dict[str, Any]]  # new lines, by log
 
 
 @dataclass
 class RoundLines:
-    """Makes the lines of an experiment's rounds; a client whose changes are far larger than others' is noted once."""
+    """Makes the log lines of an experiment's rounds. It notes once a client with far larger changes than others."""
 
     experiment: Experiment
     ledger: Ledger
@@ -31,8 +31,8 @@ class RoundLines:
         self, place: int, number: int, draw: Draw | None, outcome: RoundResult | None, server: Tree,
         transforms: Sequence[Transform], seen: Point, change: Point | None, noise: Any, spent: Any,
     ) -> Lines:  # fmt: skip
-        """seen: points of the learning curve after the round; change: before it, on rows that are new in it;
-        noise and spent: what the privacy account says of it.
+        """seen: the point of the learning curve after the round; change: scores before it on rows that are new in it;
+        noise and spent: from the privacy account.
         """
         method, ids = self.experiment.stages[place].method, self.experiment.population.ids
         added = {name: kind for transform in transforms for name, kind in transform.reveals.items()}

@@ -1,7 +1,7 @@
 """Trained stages that several runs share: `stages/KEY/` of a comparison or tuning, complete or absent.
 
-A stage is put there by one rename, with the digests of its files in `whole`. One that was damaged since is taken away
-and trained again.
+A stage appears there by one rename, with the digests of its files in `whole`. A damaged stage is removed and trained
+again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def look_up(
 
 
 def _whole(path: Path) -> tuple[RunFolder, Checkpoint]:
-    """The stage, if it is intact; a damaged one is removed."""
+    """Reads the stage if it is intact, and removes it if it is damaged."""
     try:
-        if (path / "whole").stat().st_size:  # empty: of a version that kept no digests
+        if (path / "whole").stat().st_size:  # empty: older versions kept no digests
             whole = read_json(path / "whole")
             if whole.get("stage") != path.name or not isinstance(whole.get("files"), dict):
                 raise Damaged(f"{path / 'whole'} is damaged, or that of another stage")
@@ -69,7 +69,7 @@ def share(
 
 
 def _put(path: Path, fill: Callable[[RunFolder], None]) -> None:
-    """Lets `fill` write a stage, then moves it into place at once, because other processes may do the same."""
+    """Lets `fill` write a stage, then renames it into place, because other processes may do the same."""
     making = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(making, ignore_errors=True)
     (making / "checkpoints").mkdir(parents=True)
@@ -81,12 +81,12 @@ def _put(path: Path, fill: Callable[[RunFolder], None]) -> None:
         os.replace(making, path)
     except OSError:
         shutil.rmtree(making, ignore_errors=True)
-        if not (path / "whole").exists():  # else somebody was faster
+        if not (path / "whole").exists():  # otherwise another process was faster
             raise
 
 
 def reseal(folder: Path, name: str) -> None:
-    """Write the digests of a stage's files."""
+    """Writes the digests of a stage's files."""
     files = digests(folder, [file for file in folder.rglob("*") if file.is_file() and file.name != "whole"])
     write_text(folder / "whole", json.dumps(sealed({"stage": name, "files": files})))
 

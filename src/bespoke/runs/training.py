@@ -1,4 +1,4 @@
-"""The only training loop there is: stages of rounds with checkpoints."""
+"""The only training loop: stages of rounds, with checkpoints."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from bespoke.runs.events import Interrupted, Progress, Silent
 from bespoke.runs.folder import LOGS, Checkpoint, RunFolder
 from bespoke.runs.results import Results
 from bespoke.runs.round_lines import Lines, RoundLines
+from bespoke.runs.run_callbacks import RunCallbacks
 from bespoke.runs.shared_stages import look_up, share
-from bespoke.runs.told import Teller
 from bespoke.tensors import Params, Tree
 
 
 @dataclass
 class Run:
-    """An experiment being run in a folder."""
+    """The run of an experiment in a folder."""
 
     experiment: Experiment
     folder: RunFolder
     progress: Progress = field(default_factory=Silent)
     cache: Path | None = None  # trained stages that several runs share
     title: str = ""  # what the progress bar calls this run
-    begin_with: Params | None = None  # parameters in place of the task's own start
-    select_only: bool = False  # for tuning: score validation rows, never look at query rows
+    begin_with: Params | None = None  # initial parameters instead of the task's
+    select_only: bool = False  # for tuning: score validation rows, never read query rows
     how: EngineChoice | None = None  # how to execute, if already known
     stop: Callable[[], bool] = lambda: False
     checkpoint_seconds: float = 5.0
-    after_round: Callable[[int, int], None] = lambda stage, round: None  # tests kill the process, studies look closer
+    after_round: Callable[[int, int], None] = lambda stage, round: None  # for tests and studies
     after_point: Callable[[int, float], None] | None = None  # a point of the learning curve: may raise Pruned
-    callbacks: Sequence[Callback] | None = None  # who is told; None: those of the experiment, which alone end stages
+    callbacks: Sequence[Callback] | None = None  # observers; None: those of the experiment, which alone end stages
     name: str = ""  # what callbacks call this run
     engine_of: Callable[[Population, EngineChoice], Engine] = Engine  # where clients live; default: a simulation
 
@@ -67,20 +67,20 @@ class Run:
         self.lines = RoundLines(self.experiment, self.ledger, self.progress.note)
         self.segments: list[str] = []
         self.excluded: Counter[str] = Counter()
-        self.state: State = {}  # of the transforms, on the server: for the next round, and
-        self.used: State = {}  # in the last one
+        self.state: State = {}  # of the transforms, on the server: for the next round
+        self.used: State = {}  # the same in the last round
         self.account: Account | None = None
-        self.now = self.experiment.periods[0]  # the rows there are
+        self.now = self.experiment.periods[0]  # the current rows
         self.curve: list[float | None] = []  # the stage's points of the validation metric
 
     # -- the whole -----------------------------------------------------------------------------------------------------
     def run(self) -> RunRecord:
-        """Train all stages from where the folder stands, then make and score the personal models."""
+        """Trains all stages from the last checkpoint, then makes and scores the personal models."""
         done = self.folder.result()
         if done is not None:
             return done
         experiment = self.experiment
-        self.teller = Teller(experiment, self.folder, self.name, self.callbacks)
+        self.run_callbacks = RunCallbacks(experiment, self.folder, self.name, self.callbacks)
         keep_release(experiment.population, self.folder.path)
         found = self.folder.latest()
         if found:
@@ -99,7 +99,7 @@ class Run:
                 if found and found.stage > place:
                     continue
                 if found and found.stage == place and place:
-                    # what the stage began with: of it the private state of clients not yet seen is made
+                    # the initial parameters of the stage, from which clients without private state start
                     begun = self.folder.beginning(place).server
                     start = {**begun, "params": restore_empty(params, begun["params"])}
                 server = self._stage(engine, place, stage, start, found if found and found.stage == place else None)
@@ -108,7 +108,7 @@ class Run:
             return self._finish(engine, server, start["params"])
 
     def _go_on(self, found: Checkpoint) -> None:
-        """Say from where, if that is not simply where the run was stopped."""
+        """Goes back to a checkpoint, and reports skipped ones."""
         for problem in found.passed_over:
             self.progress.note(f"{problem}; going on from round {max(found.round, 0)} of stage {found.stage + 1}")
         if not found.verified:
@@ -128,13 +128,13 @@ class Run:
         if self.account:
             self.account.resume(place, found.round if found else 0)
         if self.account and rounds:
-            self.account.look(place, engine.template(), self._cohorts(place, server, self.now.split.train))
+            self.account.register(place, engine.template(), self._cohorts(place, server, self.now.split.train))
             rounds = self.account.rounds(place)
-            acting = self.account.around(place)
+            acting = self.account.transforms_of(place)
             engine.open(experiment.work(method, self.now.split.train, acting, setting, place), params)
         self.state, self.used, self.curve = engine.start(), {}, []
         if found is None or found.round < 0:
-            # a stage starts with a checkpoint of its own, so that resuming never has to guess what came before it
+            # a stage starts with a checkpoint, so that a resumed run knows the state before it
             self.segments = engine.kept_layers(f"{place:03d}-begin")
             if found is None:
                 if place == 0:
@@ -147,11 +147,11 @@ class Run:
             else:
                 self.folder.rewind(found.logs)
                 self.excluded = Counter(found.about.get("excluded", {}))
-                self.segments = list(found.segments)  # clients' own layers, of the stage before
+                self.segments = list(found.segments)  # clients' own layers from the stage before
                 self._load_private(engine, f"{place:03d}-begin")
-            self.teller.enter(place)
+            self.run_callbacks.enter(place)
             shared = None
-            # the personal models of a last stage with private state need that state, which stays in its run
+            # personal models of a last stage with private state need that state, which only its own run has
             alone = engine.layered or (engine.stateful and place == len(experiment.stages) - 1)
             if self.cache and stage.rounds and not alone:
                 path = self.cache / stage_key(experiment.config, place)
@@ -165,10 +165,10 @@ class Run:
             self.state = found.about.get("state", self.state)
             self.curve = list(found.about.get("curve", []))
             self.folder.rewind(found.logs)
-            self.teller.enter(place)
+            self.run_callbacks.enter(place)
             self._append(found.about.get("lines", {}))
             if "lines" in found.about:
-                self.teller.line(found.about["lines"]["rounds.jsonl"])
+                self.run_callbacks.line(found.about["lines"]["rounds.jsonl"])
             self._load_private(engine, saved_as(place, begin))
         self._enter(engine, place, max(begin, 1))
         if not stage.rounds:
@@ -179,12 +179,12 @@ class Run:
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
         saved = time.monotonic()
-        coming = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
+        next_draw = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
         for number in range(begin + 1, rounds + 1):
             if self._enough(stage, server):
                 break
             began = time.monotonic()
-            draw, coming = coming, samplers[experiment.period(place, number + 1)].draw(number + 1)
+            draw, next_draw = next_draw, samplers[experiment.period(place, number + 1)].draw(number + 1)
             change = self.scoring.point(self.now.split, server) if self._enter(engine, place, number) else None
             outcome = None
             if account:
@@ -192,7 +192,9 @@ class Run:
             if len(draw.reported) or account:
                 key = int(mix("round", experiment.seed, place, number))
                 self.used = self.state
-                outcome = engine.round(server, draw.reported, key, coming.reported, self.state, number, draw.contacted)
+                outcome = engine.round(
+                    server, draw.reported, key, next_draw.reported, self.state, number, draw.contacted
+                )
                 if outcome.cohort.clients or (account and account.covers(place)):
                     seen = account.seen(place, outcome.cohort) if account else outcome.cohort
                     server, self.state = method.server_round(server, seen), outcome.state
@@ -208,30 +210,30 @@ class Run:
             ended = last or self._enough(stage, server)
             if stopping or (time.monotonic() - saved > self.checkpoint_seconds and not ended):
                 self._save(engine, place, number, server)
-                self.teller.saved(number)
+                self.run_callbacks.saved(number)
                 saved = time.monotonic()
             if stopping:
                 raise Interrupted(f"stopped after round {number} of {rounds}")
             if ended:
                 break
-        # the last one always and in the same form, so that what a finished run leaves does not depend on the clock
+        # always a last checkpoint, in the same form, so that the files of a finished run do not depend on the clock
         self._save(engine, place, begin, server, ended=True)
-        self.teller.saved(begin)
+        self.run_callbacks.saved(begin)
         self._share(place, begin, server)
         return server
 
     def _enough(self, stage: Stage, server: Tree) -> bool:
-        """Whether a stage ends before its last round; a function of what its checkpoint and its log hold."""
-        return (stage.auto and self._converged(server)) or self.teller.stops
+        """Whether a stage ends before its last round. It depends on its checkpoint and its log alone."""
+        return (stage.auto and self._converged(server)) or self.run_callbacks.stops
 
     def _converged(self, server: Tree) -> bool:
-        """Whether a stage of as many rounds as it takes has had enough; a function of what its checkpoint holds."""
-        if "settled" in server:  # the method knows better than a curve over some clients
+        """Whether a stage with rounds = "auto" has converged. It depends on its checkpoint alone."""
+        if "settled" in server:  # the method's own criterion is better than a curve over some clients
             return settled(server)
         return flat(self.curve, self.experiment.lower_is_better)
 
     def _enter(self, engine: Engine, place: int, number: int) -> bool:
-        """Come to the rows of a round; whether they are others than before."""
+        """Moves to the rows of a round; returns whether they differ from those before."""
         period = self.experiment.periods[self.experiment.period(place, number)]
         changes = period is not self.now
         if changes:
@@ -246,7 +248,7 @@ class Run:
     def _save(
         self, engine: Engine, place: int, number: int, server: Tree, lines: Lines | None = None, ended: bool = False
     ) -> None:
-        """A checkpoint; `lines`: what the logs will yet say of its last round; `ended`: no round is left."""
+        """Writes a checkpoint. `lines`: log lines of its last round, not yet written; `ended`: the stage is done."""
         final = ended and place == len(self.experiment.stages) - 1
         if number > 0:
             folder = self.folder
@@ -267,7 +269,7 @@ class Run:
         self, engine: Engine, place: int, method: Method, number: int, draw: Draw | None, outcome: RoundResult | None,
         server: Tree, last: bool = False, change: Point | None = None,
     ) -> str:  # fmt: skip
-        """Write the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar.
+        """Writes the round into rounds.jsonl and ledger.jsonl; returns a note for the progress bar.
 
         change: the scores before the round on rows that are new in it.
         """
@@ -285,12 +287,12 @@ class Run:
         lines = self.lines.of(place, number, draw, outcome, server, engine.work.transforms, seen, change, noise, spent)
         self.excluded.update(lines["rounds.jsonl"]["excluded"])
         if account and account.secret and number:
-            # secret noise cannot be drawn again: the round is on disk before anything of it can be seen
+            # secret noise cannot be drawn again, so the round is on disk before anything of it is visible
             self._save(engine, place, number, server, lines)
             account.attempt(place, number, "done")
-            self.teller.saved(number)
+            self.run_callbacks.saved(number)
         self._append(lines)
-        self.teller.line(lines["rounds.jsonl"])
+        self.run_callbacks.line(lines["rounds.jsonl"])
         if self.after_point and number and point is not None:
             self.after_point(sum(stage.rounds for stage in experiment.stages[:place]) + number, point)
         notes = [f"{experiment.metric} {point:.4g}"] if point is not None else []
@@ -302,10 +304,10 @@ class Run:
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def _finish(self, engine: Engine, server: Tree, params: Params) -> RunRecord:
-        """Make and score the personal models; for tuning, score validation rows only."""
+        """Makes and scores the personal models; for tuning, scores validation rows only."""
         experiment, scoring = self.experiment, self.scoring
-        privacy, stopped = self.account.statement() if self.account else None, self.teller.stopped()
-        self._enter(engine, len(experiment.stages), 1)  # a stage that was taken over did not come to its last rows
+        privacy, stopped = self.account.statement() if self.account else None, self.run_callbacks.stopped()
+        self._enter(engine, len(experiment.stages), 1)  # an adopted stage did not move to its last rows
         if self.select_only:
             value, candidate, clients, each = scoring.selection(server)
             self.folder.write_table("selection.parquet", {
@@ -317,7 +319,7 @@ class Run:
                 record["stopped"] = stopped
             if privacy is not None:
                 record["privacy"] = privacy
-            self.teller.ended(record, {})
+            self.run_callbacks.ended(record, {})
             return self.folder.write_result(record)
         final = scoring.final(server, self.title or experiment.label)
         method, support = experiment.stages[-1].method, experiment.split.test.support.sizes()
@@ -327,17 +329,17 @@ class Run:
         record = results.write(server, params, self.excluded, privacy)
         if stopped:
             record["stopped"] = stopped
-        # told first: a callback that fails, or a kill, leaves a run that is unfinished and is told of its end again
-        self.teller.ended(record, results.means())
+        # before result.json: after a failing callback or a kill the run is unfinished, and callbacks get its end again
+        self.run_callbacks.ended(record, results.means())
         return self.folder.write_result(record)
 
     def _adopt(self, engine: Engine, place: int, template: Tree, shared: RunFolder, found: Checkpoint) -> Tree:
-        """Take over a stage that another run has trained: its parameters and its lines in the logs."""
+        """Adopts a stage that another run has trained: its parameters and its lines in the logs."""
         for log in LOGS:
             for entry in shared.read_log(log):
                 self.folder.append(log, entry)
         for line in shared.read_log("rounds.jsonl"):
-            self.teller.line(line)
+            self.run_callbacks.line(line)
         self.excluded = Counter(found.about.get("excluded", {}))
         self.curve = list(found.about.get("curve", []))
         if self.account:
@@ -347,7 +349,7 @@ class Run:
         return server
 
     def _share(self, place: int, number: int, server: Tree) -> None:
-        """Put a trained stage where other runs find it."""
+        """Stores a trained stage for other runs."""
         if self.cache is not None:
             about = {"excluded": dict(self.excluded), "curve": self.curve}
             share(self.cache / stage_key(self.experiment.config, place), place, self.folder, self.account,

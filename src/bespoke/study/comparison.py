@@ -1,8 +1,8 @@
 """`bespoke compare`: tunes and runs several methods with several seeds, and records them for the report.
 
-Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed;
-all of it lies on disk, the tuning runs included, and a comparison that was interrupted goes on where it stopped.
-What nobody said (`automatic`) is settled by the data: see defaults.py. A file with a [compare] table is run as it says.
+Every method is tuned on validation data (with the first seed, or by the mean over several), then run with every seed.
+Everything is on disk, tuning runs included, so an interrupted comparison continues where it stopped. With `automatic`,
+the data decide what the user left open: see defaults.py. A file with a [compare] table is run as written.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from bespoke.study.references import REFERENCES, references_for
 from bespoke.study.scheduler import Job, Jobs
 from bespoke.study.tuning import Trial, best, folder_name, settled
 
-NO_TASK: Any = None  # a method that is only described needs no task
-DEFAULT_METHODS = ("fedavg", "local", "finetune")  # of a file that names none
+NO_TASK: Any = None  # for methods that are only described
+DEFAULT_METHODS = ("fedavg", "local", "finetune")  # for a file without a list of methods
 GROUP_METHODS = (
     "group-fl",
     "group-perfl",
 )  # besides, where groups are named: with fedavg and finetune the paper's four
-EXTENSIONS = 3  # times that a grid whose edge wins is extended
+EXTENSIONS = 3  # how often a grid is extended if its edge is best
 
 
 @dataclass
@@ -67,24 +67,24 @@ class Comparison:
     rounds: int | Literal["auto"] = 60
     tune: bool = True
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
-    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # what to try, by method; else the method's own
+    grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # values to try, by method
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)  # published numbers by method, for the report
-    accept: dict[str, Any] = field(default_factory=dict)  # when clients take their models; the report applies it
+    accept: dict[str, Any] = field(default_factory=dict)  # the acceptance rule, which the report applies
     command: str = ""
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
-    callbacks: Sequence[Callback] = ()  # told of every run; those that end stages are in `base`, too
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see entries.py
-    notes: list[str] = field(default_factory=list)  # what to know of these methods here
-    jobs: int | None = 1  # runs at a time; None: as many as there are cores, where runs are light
-    tune_seeds: tuple[int, ...] = ()  # seeds of a trial, whose mean counts; default: the first seed
+    callbacks: Sequence[Callback] = ()  # observers of every run; those that end stages are in `base` too
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see variants.py
+    notes: list[str] = field(default_factory=list)  # remarks on these methods with these data
+    jobs: int | None = 1  # runs at a time; None: as many as cores, if runs are light
+    tune_seeds: tuple[int, ...] = ()  # seeds of a trial; default: the first seed
     preset: str = ""
-    automatic: bool = False  # what is not said is settled by the data
-    settled: Settled = field(default_factory=Settled)  # how it was
-    checks: list[dict[str, str]] = field(default_factory=list)  # what was found in the data
-    referred: list[str] = field(default_factory=list)  # the references that were run
-    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # knobs and grid as asked for
+    automatic: bool = False  # the data decide what the user left open
+    settled: Settled = field(default_factory=Settled)  # these decisions
+    checks: list[dict[str, str]] = field(default_factory=list)  # findings in the data
+    referred: list[str] = field(default_factory=list)  # references with runs
+    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # the user's knobs and grid
     _checked: dict[str, ExperimentConfig] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -98,7 +98,7 @@ class Comparison:
         if table is None:
             raise UserError(f"{path} has no [compare] table (methods, seeds, rounds); a single experiment: bespoke run")
         expected = raw.pop("expected", {})
-        named = table.get("preset") if isinstance(table, dict) else None  # what else is wrong is said by the check
+        named = table.get("preset") if isinstance(table, dict) else None  # the check below reports other mistakes
         preset = Preset.read(named) if isinstance(named, str) else None
         asked = check_compare(preset.entries_below(table) if preset else table, str(path))
         seeds = tuple(range(asked.seeds)) if isinstance(asked.seeds, int) else tuple(asked.seeds)
@@ -116,7 +116,7 @@ class Comparison:
         )  # fmt: skip
 
     def run(self) -> Path:
-        """Tune, run, and write compare.json; returns the folder."""
+        """Tunes, runs, and writes compare.json; returns the folder."""
         self.base, self.callbacks = separated(self.base, self.callbacks)
         if not ((self.methods or self.automatic) and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
@@ -131,7 +131,7 @@ class Comparison:
         if not self.automatic:
             self._check()
         base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
-        for half_written in self.folder.glob(".*.partial"):  # by a process that was killed; runs sweep their own
+        for half_written in self.folder.glob(".*.partial"):  # leftovers of a killed process; runs remove their own
             half_written.unlink(missing_ok=True)
         population = without_forgotten(load_population(base), self.folder)
         bench = Bench(population, self.folder)
@@ -153,7 +153,7 @@ class Comparison:
             jobs.bench = bench
             if self.automatic:
                 self._choose_model(jobs)
-            # built once before anything is run: what does not fit is refused at once, what is doubtful is said
+            # built once before any run, so that mistakes are refused and doubts reported at the start
             planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
             self.notes = cautions(planned)
             for note in self.notes:
@@ -244,12 +244,12 @@ class Comparison:
         return found
 
     def _needed(self) -> list[str]:
-        """The compared entries and all entries whose models they start from, those first."""
+        """The compared entries, preceded by all entries whose models they start from."""
         lineages = [self._lineage(name) for name in self.methods]
         return list(dict.fromkeys([*(name for lineage in lineages for name in lineage[:-1]), *self.methods]))
 
     def _lineage(self, name: str) -> list[str]:
-        """The entries that lead to this one, itself last."""
+        """The entries that this one starts from, in order, itself last."""
         after = self._entry(name).after
         return [*(self._lineage(after) if after else []), name]
 
@@ -262,7 +262,7 @@ class Comparison:
         return read_space({k: list(v) if isinstance(v, tuple) else v for k, v in tried.items()}, f"grid.{name}")
 
     def _check(self) -> None:
-        """Refuse knobs, values and stages that do not fit, before any data are loaded."""
+        """Refuses knobs, values and stages that do not fit, before any data are loaded."""
         for name in self._needed():
             for probe in ({}, *probes(self._space(name))):
                 config = self._config(name, self.seeds[0], {name: probe})
@@ -277,14 +277,14 @@ class Comparison:
     def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
         raw = {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}
         key = json.dumps(raw, sort_keys=True, default=repr)
-        if key not in self._checked:  # the same one is asked for in several places
+        if key not in self._checked:  # each is checked once
             self._checked[key] = checked(raw, f"compare: {name}")
         return self._checked[key]
 
     def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[TrialOfMethod]]]:
-        """The best knobs of every method on validation rows, and all that was tried.
+        """The best knobs of every method on validation rows, and all trials.
 
-        Methods that start from another's model are tuned after it, all others side by side.
+        Methods that start from another's model are tuned after it, all others at the same time.
         """
         chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
         tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
@@ -322,7 +322,7 @@ class Comparison:
         self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]], jobs: Jobs,
         lower: bool,
     ) -> None:  # fmt: skip
-        """Tries values beyond a grid's edge as long as the edge is best."""
+        """Tries values beyond a grid's edge while the edge is best."""
         for _ in range(EXTENSIONS):
             beyond = past_the_edge(best(tried, lower, name).setting, [trial.setting for trial in tried])
             more = [self._trial(len(tried) + n, name, knobs, seeds, chosen) for n, knobs in enumerate(beyond)]
@@ -332,7 +332,7 @@ class Comparison:
             tried += more
 
     def _widen(self, chosen: dict[str, dict[str, Any]], jobs: Jobs) -> None:
-        """Extends a method's own candidates as long as a candidate at their edge is chosen."""
+        """Extends a method's own candidates while a candidate at their edge is chosen."""
         for name in self._needed():
             for _ in range(EXTENSIONS):
                 config = self._config(name, self.seeds[0], chosen)
@@ -347,7 +347,7 @@ class Comparison:
                 chosen[name] = merged(chosen[name], {knob: _listed(value) for knob, value in wider.items()})
 
     def _spent(self, methods: list[MethodRecord], chosen: dict[str, dict[str, Any]]) -> None:
-        """Under privacy: what a method's first run costs together with the runs by which its knobs were chosen."""
+        """Under privacy: the combined cost of a method's first run and the runs that chose its knobs."""
         if "privacy" not in self.base:
             return
         for entry in methods:
@@ -424,7 +424,7 @@ def _listed(value: Any) -> Any:
 
 
 def _bare(stage: dict[str, Any], where: str) -> Method:
-    """The method of a stage with its knobs, on which what travels and what it starts from may depend."""
+    """The method of a stage with its knobs, on which its declarations may depend."""
     found = check_stage(stage, where)
     return METHODS.find(found.method, where)(NO_TASK, **found.knobs)
 

@@ -1,8 +1,8 @@
 """The defaults of a comparison: metric, model, methods and how each is fitted, decided from the data.
 
-Linear models are solved and need no rates; the shared one comes from sums of statistics. Other models are trained by
-FedAvg with steps that cannot overshoot, language models in a number of rounds that takes minutes. Under privacy nothing
-is solved from sums: clipping is made for updates, and so are robust rules.
+Linear models are solved and need no learning rates; the shared one is computed from sums of statistics. Other models
+are trained by FedAvg with steps that cannot overshoot; language models in a number of rounds that takes minutes. Under
+privacy and robust rules nothing is solved from sums, because clipping and these rules act on updates.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ LINEAR = ("shared", "local", "finetune", "mixed")
 NETWORK = ("fedavg", "local", "finetune")
 GROUPS = ("group-fl", "group-perfl")
 PRIVATE_ROUNDS = 60  # noise is calibrated to a number of rounds
-ENOUGH_ROWS = 1_000  # from which a network is tried beside a linear model
-MUCH_BETTER = 0.02  # as a part of the linear model's error: by so much a network has to be better
-BEYOND = 2.5  # standard errors over clients: and so far beyond chance
+ENOUGH_ROWS = 1_000  # from so many rows, a network is tried beside a linear model
+MUCH_BETTER = 0.02  # a network has to be better by this fraction of the linear model's error
+BEYOND = 2.5  # and by so many standard errors over clients
 CLASSES = {"pulls": [0.01, 0.1, 1.0, 10.0, 100.0, 1e3], "intercepts": [0.1, 1.0, 10.0, 100.0]}  # pulls to try
-MANY_FEATURES = 128  # beyond which fits of classes are dear: fewer pulls are tried, smaller ones, as words are seldom
+MANY_FEATURES = 128  # above, fits of classes take long: fewer and smaller pulls, because words are rare
 WIDE = {"pulls": [0.001, 0.01, 0.1, 1.0, 10.0, 100.0], "intercepts": [1.0, 100.0]}
-HIDDEN = 16  # units of a network that is tried: enough to bend a line, few enough for a mixed model of the last layer
-RATES = (0.03, 0.1, 0.3)  # of it
+HIDDEN = 16  # units of the network: enough for a curve, few enough for a mixed model of the last layer
+RATES = (0.03, 0.1, 0.3)  # of the network
 WORDS = {"name": "lstm", "embedding": 64, "hidden": 128, "layers": 1}  # small enough for minutes on two cores
 WORD_SERVER = {"name": "adam", "lr": 0.01, "beta2": 0.999, "eps": 1e-8}  # plain averages stay behind word frequencies
 WORD_RATES = (0.003, 0.01)  # of the server
-WORD_ROUNDS = 30  # a curve that still falls is said to have not converged
-LOCAL_EPOCHS = 40  # of a network of each client's own, more where the last is the best: they take most of a comparison
+WORD_ROUNDS = 30  # the report says if a curve has not converged
+LOCAL_EPOCHS = 40  # of each client's own network, more if the last is best; they take most of a comparison
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A model that is tried as a shared one."""
+    """A shared model that is tried."""
 
     base: dict[str, Any]  # its tables of the experiment
     method: str
@@ -61,14 +61,14 @@ class Settled:
     methods: tuple[str, ...] = ()
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     grid: dict[str, dict[str, Any]] = field(default_factory=dict)
-    follows: dict[str, str] = field(default_factory=dict)  # whose model a method starts from
+    follows: dict[str, str] = field(default_factory=dict)  # the method whose model a method starts from
     rivals: dict[str, Rival] = field(default_factory=dict)
     metric_why: str = ""
     model_note: str = ""
     validation: dict[str, float] = field(default_factory=dict)  # of the models that were tried
-    switched: bool = False  # another model than the first was taken
-    rounds: int = 0  # 0: they end by themselves
-    widens: bool = True  # a method whose own candidates are chosen at their edge is given more to try
+    switched: bool = False  # another model than the first was chosen
+    rounds: int = 0  # 0: stages end by themselves
+    widens: bool = True  # methods get more candidates if one at the edge is chosen
     asked: tuple[str, ...] = ()
     about: About = field(default_factory=About)
 
@@ -76,9 +76,9 @@ class Settled:
         return {"metric": self.metric_why, "model": self.model_note, "validation": self.validation}
 
     def with_model(self, tried: dict[str, Trial], values: dict[str, Floats], lower: bool) -> Settled:
-        """The same with the model that did best; the linear one unless the network is clearly better.
+        """The same settings with the best model: the linear one unless the network is clearly better.
 
-        `values` are each validation client's: the gain has to be beyond their chance as well.
+        `values`: by validation client. The gain also has to exceed their chance variation.
         """
         found = {name: float(trial.validation) for name, trial in tried.items() if trial.validation is not None}
         if "linear" not in found or "mlp" not in found:
@@ -94,7 +94,7 @@ class Settled:
         base = {**self.base, **self.rivals["mlp"].base}
         after = _methods(base, self.asked, self.about)
         knobs = {**after.knobs, "fedavg": tried["mlp"].setting}
-        grid = {**after.grid, "fedavg": {}}  # its rate has just been chosen
+        grid = {**after.grid, "fedavg": {}}  # its rate is already chosen
         note = f"The model is a small network: {text}."
         why = self.metric_why
         return replace(
@@ -106,11 +106,11 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
     """Settles defaults from the user's values (`base`, `methods`, maybe empty) and the first seed's encoded data."""
     about, why = population.about, ""
     language = about["task"] == "language"
-    base = {"safe_steps": not language, **base}  # clipping every gradient takes longer, and no rate overshoots here
+    base = {"safe_steps": not language, **base}  # clipping each gradient takes longer, and these rates do not overshoot
     if not base.get("metric") and about["task"] in ("regression", "classification"):
         rows, _ = split.train.of(split.train.clients)
         base["metric"], why = default_metric(about, population.columns["y"].numpy()[rows])
-        if base.get("privacy") and about["task"] == "classification":  # how frequent a class is would tell something
+        if base.get("privacy") and about["task"] == "classification":  # class frequencies are data too
             base["metric"], why = "accuracy", "The share of right answers."
     if language:
         base = {"metric": "perplexity", **{name: value for name, value in base.items() if value is not None}}
@@ -132,7 +132,7 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
         settled, rivals=rivals, metric_why=why, rounds=rounds, widens=not language
     )  # fmt: skip
     if np.median(population.sizes()) * 0.6 <= len(about.get("features", ())) + 1:
-        # clients with no more rows than coefficients fit anything: their own noise cannot be told
+        # a client with no more rows than coefficients fits any data, so its own noise cannot be estimated
         found.grid["mixed"] = {}
     return found
 
@@ -186,7 +186,7 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: About, rows: A
                 knobs[name] = {"batch_size": 16, "lr": 1.0, "server": WORD_SERVER}
         grid |= {"fedavg": {"server.lr": list(WORD_RATES)}, "group-fl": {}}
     if not linear or about["task"] == "classification":
-        grid["mixed"] = {}  # heavy tails are looked for where a round takes milliseconds
+        grid["mixed"] = {}  # heavy tails are tried where a round takes milliseconds
     follows = {}
     if exact and "fedavg" not in methods:
         follows = {name: "shared" for name, kind in METHODS.items() if kind.card.after == "fedavg"}

@@ -19,7 +19,7 @@ from bespoke.tensors import count
 
 
 def described(experiment: Experiment, protocol: dict[str, Any]) -> CompareRecord:
-    """The data, their split, the model and what it was run with; `protocol`: how the split was asked for."""
+    """The data, their split, the model and the settings of the run; `protocol`: the split as requested."""
     population, split = experiment.population, experiment.split
     about = population.about
     return {
@@ -85,7 +85,7 @@ LAYERS = {"layers": "the parameters and statistics of the model's normalization 
 
 
 def describe(method: Method, robust: RobustConfig | None = None, aggregator: Aggregator | None = None) -> MethodRecord:
-    """What a method does, what travels (under a robust rule), what stays private: read off its declarations."""
+    """What a method does, what travels (under a robust rule) and what stays private, from its declarations."""
     bounded = aggregator.transform(method) if aggregator else None
     uplink = {**shown(method, robust), **(bounded.reveals if bounded else {})}
     return {

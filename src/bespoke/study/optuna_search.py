@@ -1,8 +1,8 @@
 """Searches with Optuna: TPE suggests settings, a pruner stops bad trials, the study is stored in SQLite.
 
-Akiba et al., Optuna, KDD 2019. Only this process asks and tells; the runs go on elsewhere (scheduler.py) and send their
-learning curves here. What TPE suggests for a trial is a function of (seed, number of the trial, trials before it), so a
-search that was interrupted goes on, one run at a time to the same settings. Needs the extra `tune`.
+Akiba et al., Optuna, KDD 2019. Only this process talks to Optuna. The runs execute elsewhere (scheduler.py) and send
+their learning curves here. TPE's suggestion for a trial is a function of (seed, number of the trial, trials before it).
+So an interrupted search can continue; with one run at a time it tries the same settings. Needs the extra `tune`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Search:
         path = self.path = folder / "study.db"
         try:
             storage = optuna.storages.RDBStorage(
-                "sqlite:///study.db",  # only tells the dialect: a path could hold characters that mean something in it
+                "sqlite:///study.db",  # only the dialect: characters of a path could have a meaning in a URL
                 engine_kwargs={"creator": lambda: sqlite3.connect(path, timeout=60, check_same_thread=False)},
             )
             self.study = optuna.create_study(
                 storage=storage, study_name="bespoke", direction="minimize" if lower_is_better else "maximize",
                 load_if_exists=True, pruner=_pruner(optuna, pruner, rounds),
             )  # fmt: skip
-        except Exception as error:  # of sqlalchemy or of optuna, by what is wrong with the file
+        except Exception as error:  # from sqlalchemy or optuna, depending on the damage
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"{path} is damaged, or of another version of Optuna ({reason}); remove it and resume"
             ) from None
-        self.running: dict[int, Any] = {}  # optuna's trials that are going on
+        self.running: dict[int, Any] = {}  # optuna's running trials
         self.trials: dict[int, Trial] = {}
         self.owner: dict[Path, int] = {}
         self.started: set[Path] = set()
@@ -63,12 +63,12 @@ class Search:
         """Tries this many settings in total, earlier ones included."""
         states = self.optuna.trial.TrialState
         for old in self.study.get_trials(deepcopy=False):
-            if old.state == states.RUNNING and set(old.params) != set(self.space):  # killed while it was asked
+            if old.state == states.RUNNING and set(old.params) != set(self.space):  # killed during a suggestion
                 self.study.tell(old.number, state=states.FAIL)
             if old.state == states.FAIL or set(old.params) != set(self.space):
                 continue
             trial = self._enter(old.number, old.params)
-            if old.state == states.RUNNING:  # interrupted: goes on with what its folders hold
+            if old.state == states.RUNNING:  # interrupted: continues from its folders
                 self.running[old.number] = self.optuna.trial.Trial(self.study, old._trial_id)
             else:
                 trial.values = old.user_attrs.get("values", [])
@@ -87,7 +87,7 @@ class Search:
         return [self.trials[number] for number in sorted(self.trials)]
 
     def _check(self, trial: Trial) -> None:
-        """Compare what the study says of a trial with its runs, which are verified."""
+        """Compares the study's entry of a trial with the verified results of its runs."""
         for job, value in zip(trial.jobs, trial.values):
             result = job.finished()
             said = result.get("validation") if result else None
@@ -122,7 +122,7 @@ class Search:
         return made.CategoricalDistribution([_as_choice(value) for value in entry])
 
     def _setting(self, params: dict[str, Any]) -> KnobValues:
-        """Values of the space again: a list or a table is a text in the study."""
+        """The setting of a trial; lists and tables are stored as text in the study."""
         setting: KnobValues = {}
         for key, entry in self.space.items():
             found = params[key]
@@ -147,9 +147,9 @@ class Search:
         trial, running = self.trials[number], self.running[number]
         whole = sum(stage.get("rounds", 0) for stage in job.config.stage)
         step = trial.jobs.index(job) * whole + rounds
-        if step not in self.study.get_trials(deepcopy=False)[number].intermediate_values:  # of before an interruption
+        if step not in self.study.get_trials(deepcopy=False)[number].intermediate_values:  # else reported before
             running.report(value, step)
-        return rounds == whole or not running.should_prune()  # the last point: the run is as good as done
+        return rounds == whole or not running.should_prune()  # never at the last point, where the run is complete
 
     def _done(self, job: Job, result: RunRecord | None) -> None:
         number = self.owner[job.path]
@@ -163,7 +163,7 @@ class Search:
         running.set_user_attr("values", trial.values)
         running.set_user_attr("pruned", trial.pruned)
         if trial.validation is None:
-            # pruned, not failed, also when it diverged: TPE passes over failed trials and would come back to the place
+            # diverged trials count as pruned: TPE ignores failed trials and would try the same region again
             self.study.tell(running, state=self.optuna.trial.TrialState.PRUNED)
         else:
             self.study.tell(running, trial.validation)

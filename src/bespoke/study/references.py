@@ -1,7 +1,6 @@
 """The references of every comparison: a constant prediction, and the same model fitted to all rows in one place.
 
-Neither is federated. Both are a shared model that a run begins with instead of a fresh one, so that they are chosen,
-scored and kept as any other.
+Neither is federated. Each is a shared model with which a run starts, so it is chosen, scored and stored like any other.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def reference(name: str, experiment: Experiment) -> Params:
 
 
 def references_for(experiment: Experiment) -> list[str]:
-    """Those that these data and this model have: tables and a linear last layer, or words and one with a bias."""
+    """The references for these data and this model: tables with a linear last layer, or words with a bias in it."""
     task, about = experiment.task, experiment.population.about
     if about["task"] == "language":
         return ["constant"] if _bias(task.init(0)) else []
@@ -46,7 +45,7 @@ def references_for(experiment: Experiment) -> list[str]:
 
 
 def constant(experiment: Experiment) -> Params:
-    """The last layer's weights are zero, its bias is the mean or, of classes, the logarithm of their frequencies."""
+    """A constant prediction: zero weights in the last layer, and the mean or the log class frequencies as its bias."""
     task = experiment.task
     params = _begun(experiment)
     if experiment.population.about["task"] == "language":
@@ -65,7 +64,7 @@ def constant(experiment: Experiment) -> Params:
 
 
 def _bias(params: Params) -> str:
-    """The bias of a language model's last layer: of all parameters the last one; empty if it has none."""
+    """The name of the bias of a language model's last layer, which is the last parameter; empty if it has none."""
     *_, name = params
     return name if name.endswith("bias") and name.removesuffix("bias") + "weight" in params else ""
 
@@ -82,7 +81,7 @@ def _unigram(experiment: Experiment, params: Params) -> Params:
 
 
 def pooled(experiment: Experiment) -> Params:
-    """The model fitted to all training rows in one place, with choices made on the validation rows."""
+    """The model fitted to all training rows in one place; choices are made on the validation rows."""
     return _solved(experiment) if experiment.task.network.is_linear else _trained(experiment)
 
 
@@ -101,7 +100,7 @@ def _solved(experiment: Experiment) -> Params:
 
 
 def _trained(experiment: Experiment) -> Params:
-    """Adam on shuffled rows, until the validation loss has not improved for some epochs; the best of two rates."""
+    """Trains by Adam on shuffled rows until the validation loss stops improving; returns the best of two rates."""
     task, rows = experiment.task.differentiated("autograd"), _rows(experiment.split.train)
     judged, best = _validated(experiment), (math.inf, _begun(experiment))
     for rate in RATES:
@@ -138,7 +137,7 @@ def _rows(part: Rows) -> Params:
 
 
 def _validated(experiment: Experiment) -> Callable[[Params], float]:
-    """The loss of a model on the validation rows; on the training rows where there are none."""
+    """The loss of a model on the validation rows, or on the training rows if there are none."""
     selection = experiment.split.selection.validation
     part: Any = selection if selection.sizes().sum() else experiment.split.train
     rows, task = _rows(part), experiment.task

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bespoke.callbacks.callback import Callback, CheckpointTold, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.callbacks.callback import Callback, CheckpointEvent, EndEvent, EvaluationEvent, Event, RoundEvent
 from bespoke.errors import UserError
 from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_parent
 
@@ -24,10 +24,10 @@ PROGRESS_SECONDS = 0.1  # between two messages of progress
 
 
 class Relay:
-    """Progress of a run, sent to the process that draws the bars."""
+    """Sends a run's progress to the process that draws the bars."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.pipe, self.steps, self.last, self.told = pipe, 0, "", 0.0
+        self.pipe, self.steps, self.last, self.last_sent = pipe, 0, "", 0.0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
         self._flush()
@@ -35,7 +35,7 @@ class Relay:
 
     def advance(self, steps: int = 1, note: str = "") -> None:
         self.steps, self.last = self.steps + steps, note or self.last
-        if time.monotonic() - self.told > PROGRESS_SECONDS:
+        if time.monotonic() - self.last_sent > PROGRESS_SECONDS:
             self._flush()
 
     def note(self, text: str) -> None:
@@ -44,35 +44,35 @@ class Relay:
     def _flush(self) -> None:
         if self.steps:
             self.pipe.send(("advance", self.steps, self.last))
-        self.steps, self.last, self.told = 0, "", time.monotonic()
+        self.steps, self.last, self.last_sent = 0, "", time.monotonic()
 
 
 class ForwardingCallback(Callback):
-    """Forwards events to the callbacks, which live in the process that gives the jobs."""
+    """Forwards events to the callbacks, which live in the process with the scheduler."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
 
-    def on_round(self, told: RoundTold) -> None:
-        self._tell("on_round", told)
+    def on_round(self, event: RoundEvent) -> None:
+        self._forward("on_round", event)
 
-    def on_evaluation(self, told: EvaluationTold) -> None:
-        self._tell("on_evaluation", told)
+    def on_evaluation(self, event: EvaluationEvent) -> None:
+        self._forward("on_evaluation", event)
 
-    def on_checkpoint(self, told: CheckpointTold) -> None:
-        self._tell("on_checkpoint", told)
+    def on_checkpoint(self, event: CheckpointEvent) -> None:
+        self._forward("on_checkpoint", event)
 
-    def on_end(self, told: EndTold) -> None:
-        self._tell("on_end", told)
+    def on_end(self, event: EndEvent) -> None:
+        self._forward("on_end", event)
 
-    def _tell(self, moment: str, told: Told) -> None:
-        self.pipe.send(("told", moment, told))
+    def _forward(self, moment: str, event: Event) -> None:
+        self.pipe.send(("event", moment, event))
         problem = self.pipe.recv()
         if problem:
             raise UserError(problem)
 
 
-def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, told: bool) -> None:
+def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, forwards: bool) -> None:
     """The worker's main loop: makes the runs it is given until the pipe closes."""
     import torch
 
@@ -83,7 +83,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, to
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
-    callbacks = (ForwardingCallback(pipe),) if told else ()
+    callbacks = (ForwardingCallback(pipe),) if forwards else ()
 
     def judge(rounds: int, value: float) -> bool:
         pipe.send(("point", rounds, value))
@@ -95,7 +95,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, to
         except (EOFError, OSError):
             return
         outcome = _outcome(job, bench, how, cache, relay, stopping.poll, judge, callbacks)
-        with contextlib.suppress(OSError):  # nobody listens: the next look at the pipe ends this
+        with contextlib.suppress(OSError):  # the parent is gone; the next receive fails and ends the loop
             pipe.send(outcome)
 
 
@@ -126,10 +126,10 @@ def _outcome(
 
 
 class RunProcess:
-    """One worker process, as the process that gives it jobs sees it."""
+    """The scheduler's side of one worker process."""
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
-        self.bar, self.job, self.told, self.callbacks = bar, None, False, callbacks
+        self.bar, self.job, self.stop_sent, self.callbacks = bar, None, False, callbacks
         self.pipe, theirs = CONTEXT.Pipe()
         stopping, self.stopping = CONTEXT.Pipe(duplex=False)
         self.child = Child(_serve, (theirs, folder, cache, stopping, bool(callbacks)), 1)
@@ -147,9 +147,9 @@ class RunProcess:
 
     def stop(self) -> None:
         """Asks the worker to stop after the current round; the run can be resumed."""
-        if not self.told:
-            self.told = True
-            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+        if not self.stop_sent:
+            self.stop_sent = True
+            with contextlib.suppress(OSError):  # the process died; receive() reports it
                 self.stopping.send(True)
 
     def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
@@ -164,11 +164,11 @@ class RunProcess:
         if kind == "point":
             rounds, value = rest
             worth = judge(job, rounds, value)
-            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+            with contextlib.suppress(OSError):  # the process died; receive() reports it
                 self.pipe.send(worth)
             return None
-        if kind == "told":
-            self._tell(*rest)
+        if kind == "event":
+            self._notify(*rest)
             return None
         if kind in ("begin", "advance", "note"):
             getattr(self.bar, kind)(*rest)
@@ -178,18 +178,18 @@ class RunProcess:
             return job, rest[0]
         raise _raised(kind, rest, job.path.name)
 
-    def _tell(self, moment: str, told: Told) -> None:
+    def _notify(self, moment: str, event: Event) -> None:
         """Calls the callbacks. The run continues after they return, or ends if one of them fails."""
-        from bespoke.runs.told import tell
+        from bespoke.runs.run_callbacks import notify
 
         problem = ""
         try:
-            tell(self.callbacks, moment, told)
+            notify(self.callbacks, moment, event)
         except Exception as error:
             problem = str(error)
             raise
         finally:
-            with contextlib.suppress(OSError):  # it died; that is said where it is listened to
+            with contextlib.suppress(OSError):  # the process died; receive() reports it
                 self.pipe.send(problem)
 
     def _died(self, job: Job) -> WorkerFailed:
@@ -198,7 +198,7 @@ class RunProcess:
     def close(self) -> None:
         self.pipe.close()
         self.stopping.close()
-        self.child.close(at_once=self.job is not None)  # in the middle of a run: its folder stands that
+        self.child.close(at_once=self.job is not None)  # a run folder survives a kill
         if hasattr(self.bar, "close"):
             self.bar.close()
 

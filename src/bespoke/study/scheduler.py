@@ -1,8 +1,8 @@
-"""Executes runs one after the other, or several at a time in processes of their own.
+"""Executes runs one after the other, or several at a time in separate processes.
 
-Each run has a folder of its own, so nothing is shared but the data (mapped from disk) and the trained stages in
-`stages/`: a run that starts from a stage which another one is training waits for it. Several at a time, every run has
-one thread; what it computes is the same up to rounding.
+Each run has its own folder. Runs share only the data (mapped from disk) and the trained stages in `stages/`. A run that
+starts from a stage which another run is training waits for it. With several at a time, every run has one thread; its
+results are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _UNKNOWN_ENGINE = (
     "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
     "in another folder with --out"
 )
-START_SECONDS = 4.0  # what starting processes costs; work that is shorter than twice that is done before they are up
-Judge = Callable[["Job", int, float], bool]  # (job, rounds done, validation metric) -> worth going on
+START_SECONDS = 4.0  # seconds to start processes; work of less than twice this stays in this process
+Judge = Callable[["Job", int, float], bool]  # (job, rounds done, validation metric) -> whether to continue
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made in a folder."""
+    """A run to make in a folder."""
 
     path: Path
     config: ExperimentConfig
-    select_only: bool = False  # for tuning: never looks at query rows
-    own_engine: bool = False  # its model is not that of the other jobs: how to execute it is found out anew
-    judged: bool = False  # its learning curve is shown to the judge
+    select_only: bool = False  # for tuning: never reads query rows
+    own_engine: bool = False  # its model differs from that of the other jobs, so its execution is chosen separately
+    judged: bool = False  # the judge gets its learning curve
     begins_with: str = ""  # a reference (see references.py) whose parameters it starts from
-    privacy: PrivacyConfig | None = None  # of the runs beside one that is not private: it sees the data as they do
+    privacy: PrivacyConfig | None = None  # of private runs beside this one: data are encoded alike
 
     @cached_property
     def stages(self) -> list[str]:
-        """What the cache calls its stages; empty for one without rounds, which is never there."""
+        """The names of its stages in the cache; empty for a stage without rounds, which is never stored."""
         config = resolved(self.config)
         return [stage_key(config, place) if s.get("rounds") else "" for place, s in enumerate(config["stage"])]
 
@@ -76,7 +76,7 @@ class Job:
         if not begun.exists():
             if not (self.path / "result.json").exists():
                 return None
-            write_text(begun, to_toml(self.config))  # it was lost; result.json tells whether it was this one
+            write_text(begun, to_toml(self.config))  # config.toml was lost; result.json identifies the run
         if begun.read_bytes() != to_toml(self.config).encode():
             raise UserError(
                 f"{begun} is of another experiment than the one asked for now, or was changed; resume with the same "
@@ -89,8 +89,8 @@ def execute(
     job: Job, bench: Bench, how: EngineChoice, cache: Path, progress: Progress, stop: Callable[[], bool],
     judge: Callable[[int, float], bool], callbacks: Sequence[Callback] = (),
 ) -> RunRecord:  # fmt: skip
-    """Makes or resumes the run in this process. `callbacks` observe it; those of the experiment may end its stages."""
-    if stop():  # a method without rounds is never asked inside a run
+    """Makes or resumes the run in this process. `callbacks` observe; those of the experiment may end its stages."""
+    if stop():  # a method without rounds does not check inside a run
         raise Interrupted(f"stopped before {job.path.name}")
 
     def point(rounds: int, value: float) -> None:
@@ -98,11 +98,11 @@ def execute(
             raise Pruned(job.path.name)
 
     experiment = bench.build(job.config, job.privacy)
-    # a method may learn another part of the model than the others do, such as the last layer in place of a prefix
+    # this method may train another part of the model than the others, such as the last layer instead of a prefix
     another = any(type(stage.method.task) is not type(experiment.task) for stage in experiment.stages)
     if job.own_engine or another:
         found = engine_choice(experiment)
-        # alone in its process it may use what it likes; beside others it is as narrow as they are
+        # beside other runs it has one thread, like they have
         how = found if how.threads > 1 or how.workers else replace(found, workers=0, threads=1)
     folder = RunFolder.create(job.path, to_toml(job.config))
     with folder.locked():
@@ -115,10 +115,10 @@ def execute(
 
 
 class Jobs:
-    """Makes runs of one population. Use as a context manager: its processes end with it.
+    """Makes runs of one population. Use it as a context manager, which ends its processes.
 
-    `most`: how many at a time; None: as many as there are cores, if a run is light enough to share them.
-    `expected`: about how many runs there will be in all.
+    `most`: runs at a time; None: as many as cores, if a run is light enough to share them.
+    `expected`: the approximate number of runs in total.
     """
 
     def __init__(
@@ -127,18 +127,18 @@ class Jobs:
         callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
         self.bench, self.folder, self.cache = Bench(population, folder), folder, folder / "stages"
-        self.most, self.expected, self.told = most, expected, most is not None
+        self.most, self.expected, self.most_is_given = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
-        self.callbacks = callbacks  # told here, wherever a run is made
-        self.engine_file = "engine.json"  # how clients are executed; another model has another
+        self.callbacks = callbacks  # called in this process, wherever a run is made
+        self.engine_file = "engine.json"  # how clients are executed; one file per model
         self.processes: list[RunProcess] = []
         self.shared: SharedCopy | None = None  # the population on disk, for the processes
         self.spent, self.made = 0.0, 0
 
     def __enter__(self) -> Jobs:
         if self.cache.exists():
-            for left in self.cache.glob(".*"):  # by a process that was killed while it put a stage there
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in self.cache.glob(".*"):  # leftovers of a process that was killed while it stored a stage
+                shutil.rmtree(leftover, ignore_errors=True)
         return self
 
     def __exit__(
@@ -161,9 +161,9 @@ class Jobs:
         self, source: Callable[[], Job | None], done: Callable[[Job, RunRecord | None], None], total: int,
         judge: Judge = lambda job, rounds, value: True,
     ) -> None:  # fmt: skip
-        """Make all runs that `source` gives; it is asked again after each, until it has none and none is going on.
+        """Makes all runs that `source` gives. It is called again after each run, until it has none and none is running.
 
-        `done` is told the result, None of a run that the judge ended.
+        `done` gets the result, or None for a run that the judge ended.
         """
         queue = _Queue(source, done, self.cache, total)
         while not self.processes:
@@ -171,7 +171,7 @@ class Jobs:
             if job is None:
                 return
             how = self._engine(job)
-            if self.told and self.most != 1:
+            if self.most_is_given and self.most != 1:
                 queue.held.insert(0, job)
                 break
             began = time.monotonic()
@@ -185,33 +185,33 @@ class Jobs:
                 pass
             queue.finish(job, result)
             self.spent, self.made = self.spent + time.monotonic() - began, self.made + 1
-            if self.most != 1 and queue.left * self.spent / self.made > 2 * START_SECONDS:
+            if self.most != 1 and queue.remaining * self.spent / self.made > 2 * START_SECONDS:
                 break
         self._together(queue, judge)
 
     # -- how ----------------------------------------------------------------------------------------------------------
     def _engine(self, job: Job) -> EngineChoice:
-        """How clients are executed in all runs; decided once, with the first run."""
+        """How clients are executed in all runs. The first run decides."""
         if self.how is None and not self._read_engine():
             self.how = engine_choice(self.bench.build(job.config, job.privacy))
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")
         if self.most != 1 and (bound := bound_to_this_process(resolved(job.config))):
-            if self.told:
+            if self.most_is_given:
                 raise UserError(f"{self.most} runs at a time, in processes of their own: {only_here(bound[0])}")
             self.most = 1
-        if self.told and self.most != 1 and job.config.engine.workers:
+        if self.most_is_given and self.most != 1 and job.config.engine.workers:
             raise UserError(
                 f"{self.most} runs at a time, each with engine.workers = {job.config.engine.workers} processes: give "
                 "one of the two, --jobs or --workers"
             )
         assert self.how is not None
-        # the same for the runs made before the processes are up, or the bits of a result would depend on the clock
+        # also for runs made before the processes start: the bits of a result must not depend on the clock
         return self.how if self._together_at_most() == 1 else replace(self.how, workers=0, threads=1)
 
     def _read_engine(self) -> bool:
-        """Whether it is known how clients were executed by the process before this one."""
+        """Reads how an earlier process executed clients; returns whether it is known."""
         path = self.folder / self.engine_file
         if path.exists():
             try:
@@ -224,7 +224,7 @@ class Jobs:
         return self.how is not None
 
     def _together_at_most(self) -> int:
-        """How many runs are made at a time."""
+        """The number of runs at a time."""
         if self.most is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             self.most = cores if self.expected > 1 and self.how and not self.how.workers else 1
@@ -245,7 +245,7 @@ class Jobs:
             return
         assert self.most is not None
         self.shared = SharedCopy(self.bench.population)
-        self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
+        self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.remaining)
         bar: Callable[[], Any] = getattr(self.progress, "lane", Silent)
         self.processes = [RunProcess(self.shared.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
 
@@ -254,12 +254,12 @@ class Jobs:
         before = bool(self.processes)
         self._start(queue)
         if before:
-            self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
+            self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.remaining)
         trouble: BaseException | None = None
         while True:
             busy = [process for process in self.processes if process.job]
             if trouble is None and self.stop():
-                trouble = Interrupted(f"stopped with {queue.left} of {queue.total} runs unfinished")
+                trouble = Interrupted(f"stopped with {queue.remaining} of {queue.total} runs unfinished")
             if trouble is not None:
                 for process in busy:
                     process.stop()
@@ -291,16 +291,16 @@ class Jobs:
 
 @dataclass
 class _Queue:
-    """Jobs still to be made: those that wait for a stage which another one trains, then what the source gives."""
+    """Remaining jobs: first those that waited for a stage of another job, then those of the source."""
 
     source: Callable[[], Job | None]
     done: Callable[[Job, RunRecord | None], None]
     cache: Path
     total: int
-    left: int = 0
+    remaining: int = 0
 
     def __post_init__(self) -> None:
-        self.left, self.held = self.total, list[Job]()
+        self.remaining, self.held = self.total, list[Job]()
 
     def next(self, running: list[Job]) -> Job | None:
         for job in self.held:
@@ -318,5 +318,5 @@ class _Queue:
         return None
 
     def finish(self, job: Job, result: RunRecord | None) -> None:
-        self.left -= 1
+        self.remaining -= 1
         self.done(job, result)

@@ -1,8 +1,8 @@
 """Chooses hyper-parameters on validation data: `bespoke tune`, its trials on disk, and the best of them.
 
-A trial is a setting of knobs, run with one or several seeds in folders of their own; a tuning run never looks at query
-rows. Its value is the mean over seeds of the mean validation metric per client. The best trial is the one with the best
-value, of equal ones the earlier; a trial without a finite value (it diverged) loses.
+A trial is a setting of knobs, run with one or several seeds in separate folders. A tuning run never reads query rows.
+The value of a trial is the mean over seeds of the mean validation metric per client. The trial with the best value
+wins; of equal ones the earlier. A trial without a finite value (it diverged) loses.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Trial:
 
     number: int
     setting: KnobValues
-    jobs: list[Job]  # a seed each
-    values: list[float | None] = field(default_factory=list)  # one for every seed; None: not finite
+    jobs: list[Job]  # one per seed
+    values: list[float | None] = field(default_factory=list)  # one per seed; None: not finite
     pruned: bool = False
 
     @property
@@ -74,7 +74,7 @@ class Trial:
 
 
 def folder_name(*words: str, **knobs: Any) -> str:
-    """A name for a trial's folder that tells its setting: `fedavg-lr0.1`. Odd or long ones get a digest."""
+    """The name of a trial's folder, with its setting: `fedavg-lr0.1`. Odd or long names get a digest."""
     plain = "-".join([*words, *(f"{knob}{value}" for knob, value in knobs.items())])
     name = re.sub(r"[^\w.+= -]+", "_", plain)
     if name == plain and len(name) <= 100:
@@ -106,7 +106,7 @@ def best(trials: Iterable[Trial], lower_is_better: bool, what: str) -> Trial:
 # -- bespoke tune ------------------------------------------------------------------------------------------------------
 @dataclass
 class Tuning:
-    """Settings of one experiment, tried on validation data; `base` is the experiment as its file says it."""
+    """Tries settings of one experiment on validation data; `base` is the experiment as in its file."""
 
     base: dict[str, Any]
     folder: Path
@@ -120,15 +120,15 @@ class Tuning:
     command: str = ""
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
-    callbacks: Sequence[Callback] = ()  # told of every run; those that end stages are in `base`, too
+    callbacks: Sequence[Callback] = ()  # observers of every run; those that end stages are in `base` too
 
     @classmethod
     def of(cls, raw: dict[str, Any], asked: TuneConfig, folder: Path, where: str, **rest: Any) -> Tuning:
-        """From an experiment and its [tune] table: the space, or the preset's grid, or what the methods advise."""
+        """From an experiment and its [tune] table: the given space, the preset's grid, or the methods' own values."""
         base = {key: value for key, value in raw.items() if key != "tune"}
         space = read_space(asked.space, f"{where}: [tune] space")
         if not isinstance(base.get("stage"), list):
-            checked(base, where)  # says that it has no stages
+            checked(base, where)  # refuses an experiment without stages
         if asked.preset:
             preset = Preset.read(asked.preset)
             base = preset.below(base)
@@ -155,7 +155,7 @@ class Tuning:
         return cls(base, folder, space, tuple(seeds), asked.optuna, asked.trials, asked.pruner, **rest)
 
     def run(self) -> TuneRecord:
-        """Try the settings, and write tune.json, trials.parquet and best.toml; returns what tune.json says."""
+        """Tries the settings and writes tune.json, trials.parquet and best.toml; returns the content of tune.json."""
         self.base, self.callbacks = separated(self.base, self.callbacks, f"{self.name}: callbacks")
         config = checked(self.base, self.name)
         self._claim()
@@ -192,7 +192,7 @@ class Tuning:
         return about
 
     def _spent(self, tried: list[Trial]) -> PrivacyCost | None:
-        """Under privacy: what all trials cost together; one that was given up counts as a whole one."""
+        """Under privacy: the combined cost of all trials; a pruned one counts in full."""
         paths = [job.path for trial in tried for job in trial.jobs]
         ended = [path for path in paths if (path / "result.json").exists()]
         if not (self.base.get("privacy") and ended):
@@ -257,7 +257,7 @@ class Tuning:
 def read_tuning(
     path: Path, overrides: list[str] | None, space: Path | None, preset: str | None, optuna: bool, trials: int | None
 ) -> tuple[dict[str, Any], TuneConfig]:
-    """An experiment file and what is to be tried of it: its [tune] table or the file `space`, and the options."""
+    """Reads an experiment file and its search: the [tune] table or the file `space`, and the options."""
     raw = read_experiment(path, overrides)
     table, where = raw.get("tune", {}), str(path)
     if space is not None:
@@ -270,12 +270,12 @@ def read_tuning(
     given = {"preset": preset, "optuna": optuna or None, "trials": trials}
     table = {**table, **{key: value for key, value in given.items() if value is not None}}
     if preset is not None and space is None:
-        table.pop("space", None)  # the preset asked for now, not what the file lists
+        table.pop("space", None)  # the requested preset replaces the file's list
     return raw, check_tune(table, where)
 
 
 def freeze_into(name: str, raw: dict[str, Any]) -> Path:
-    """The path for a preset; refuses it before the work if it cannot be written afterwards."""
+    """The path for a preset. A path that cannot be written is refused before the work."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if len(set(methods)) < len(methods):
         raise UserError(f"--freeze: a preset has one entry for each method, and one comes twice: {', '.join(methods)}")
@@ -288,7 +288,7 @@ def freeze_into(name: str, raw: dict[str, Any]) -> Path:
 
 
 def frozen(about: TuneRecord, name: str) -> Preset:
-    """The tuned values of a finished tuning as a preset: what was fixed, what was tried, what was best."""
+    """A finished tuning as a preset: fixed values, tried values, best values."""
     experiment = about["experiment"]
     methods = [called(stage["method"]) for stage in experiment["stage"]]
     tables = {key: experiment[key] for key in ("metric", "split", *TUNABLE) if experiment.get(key)}
@@ -315,7 +315,7 @@ def frozen(about: TuneRecord, name: str) -> Preset:
 
 
 def _with_preset(stage: Any, preset: Preset) -> Any:
-    """A stage with the preset's fixed knobs where it has none of its own, and its rounds if it says none."""
+    """A stage with the preset's fixed knobs and rounds, unless the stage has its own."""
     if not isinstance(stage, dict) or not isinstance(stage.get("method"), str):
         return stage
     name = stage["method"]

@@ -106,11 +106,11 @@ class ZeroAndClip(Transform):
         if self.zeroing:
             largest = self._norms(sent, math.inf)
             # a change that is not finite stays as it is: hosts leave such clients out
-            zeroed = (largest > self.threshold(sent.told)) & largest.isfinite()
-            flags |= {ABOVE: largest > LARGEST.now(sent.told), ZEROED: zeroed}
+            zeroed = (largest > self.threshold(sent.state)) & largest.isfinite()
+            flags |= {ABOVE: largest > LARGEST.now(sent.state), ZEROED: zeroed}
             factors = torch.where(zeroed, 0.0, factors)
         if self.clipping:
-            bound = LENGTH.now(sent.told)
+            bound = LENGTH.now(sent.state)
             length = self._norms(sent, 2.0) * factors
             flags[CLIPPED] = length > bound
             factors = torch.where(flags[CLIPPED], bound / length, factors)

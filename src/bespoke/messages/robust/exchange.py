@@ -22,7 +22,7 @@ from bespoke.messages.robust.rules import allowed, krum, median, trimmed_mean
 from bespoke.messages.robust.settings import BY_CLIENT, SEE_EACH, RobustConfig
 from bespoke.tensors import Params, Tree, nbytes, take, tree_map
 
-Ask = Callable[[str, Tree], list[Tree]]  # (what, told) -> the answers of all hosts that hold messages
+Ask = Callable[[str, Tree], list[Tree]]  # (question, inputs) -> the answers of all hosts that hold messages
 SMOOTHING = 1e-6  # nu: closer to the centre than this a client pulls no stronger
 FAR = 2.0  # times the bound: whose change was longer is said to be cut
 
@@ -70,17 +70,17 @@ class Combined:
 
 
 # -- what a host answers ---------------------------------------------------------------------------------------------
-def answer(held: Messages, form: Form, what: str, told: Tree) -> Tree:
+def answer(held: Messages, form: Form, question: str, inputs: Tree) -> Tree:
     """The clients' answer to a question of the server."""
-    if what == "all":
+    if question == "all":
         return {"up": held.up}
-    if what == "norms":
-        return held.norms(bool(told["changes"]))
-    if what == "plain":
+    if question == "norms":
+        return held.norms(bool(inputs["changes"]))
+    if question == "plain":
         return _plain(held, form)
-    if what == "pull":
-        return {name: _pull(block, told.get(name)) for name, block in held.blocks.items() if block.changes}
-    return _summed(held, form, told)
+    if question == "pull":
+        return {name: _pull(block, inputs.get(name)) for name, block in held.blocks.items() if block.changes}
+    return _summed(held, form, inputs)
 
 
 def _plain(held: Messages, form: Form) -> Tree:
@@ -232,9 +232,9 @@ def _of_sums(rule: Rule, form: Form, ask: Ask, clients: tuple[int, ...], grouped
             }
     restored = _restored(form, like, centres, counts, total["sums"], grouped)
     each = rebuilt({name: like[name] for name in form.each}, _joined([found["each"] for found in answers]))
-    told = len(clients) * 4 * len(norms)
-    said = {name: bounds[name] for name in (COMMON, ROWS) if name in bounds and name in counts}
-    return Combined(restored, each, clients, (), tuple(sorted(cut)), said, up + told, down + told)
+    sent = len(clients) * 4 * len(norms)
+    used_bounds = {name: bounds[name] for name in (COMMON, ROWS) if name in bounds and name in counts}
+    return Combined(restored, each, clients, (), tuple(sorted(cut)), used_bounds, up + sent, down + sent)
 
 
 def _restored(

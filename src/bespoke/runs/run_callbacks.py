@@ -8,12 +8,12 @@ from typing import Any
 
 from bespoke.callbacks.callback import (
     Callback,
-    CheckpointTold,
+    CheckpointEvent,
     Curve,
-    EndTold,
-    EvaluationTold,
-    RoundTold,
-    Told,
+    EndEvent,
+    EvaluationEvent,
+    Event,
+    RoundEvent,
     decides,
 )
 from bespoke.errors import UserError
@@ -25,18 +25,20 @@ from bespoke.runs.folder import RunFolder
 from bespoke.statistics.parts import without_names
 
 
-def tell(callbacks: Sequence[Callback], moment: str, told: Told) -> None:
+def notify(callbacks: Sequence[Callback], moment: str, event: Event) -> None:
     """Calls every callback. An exception in one ends the run, with the callback's name and place."""
     for callback in callbacks:
         try:
-            getattr(callback, moment)(told)
+            getattr(callback, moment)(event)
         except (UserError, Interrupted, Pruned):
             raise
         except Exception as error:
-            raise failed(callback, moment, f"{told.run}, round {told.round} of stage {told.stage}", error) from error
+            raise callback_failed(
+                callback, moment, f"{event.run}, round {event.round} of stage {event.stage}", error
+            ) from error
 
 
-def failed(callback: Callback, moment: str, where: str, error: Exception) -> UserError:
+def callback_failed(callback: Callback, moment: str, where: str, error: Exception) -> UserError:
     *_, last = traceback.extract_tb(error.__traceback__)
     return UserError(
         f"the callback {type(callback).__name__} failed in {moment} ({where}): {type(error).__name__}: {error} "
@@ -44,17 +46,17 @@ def failed(callback: Callback, moment: str, where: str, error: Exception) -> Use
     )
 
 
-class Teller:
+class RunCallbacks:
     """Calls the callbacks of a run for each log line, and asks the deciding ones.
 
-    A decision is a function of the stage's curve, which is read from the log: so a run that was killed and resumed
-    ends its stages where it would have ended them.
+    A decision is a function of the stage's curve, which is read from the log. So a run that was killed and resumed ends
+    its stages in the same rounds.
     """
 
     def __init__(
         self, experiment: Experiment, folder: RunFolder, name: str = "", callbacks: Sequence[Callback] | None = None
     ) -> None:
-        """`callbacks`: who is told; None: those of the experiment, which alone decide."""
+        """`callbacks`: the observers; None: those of the experiment. Only the experiment's own may end a stage."""
         self.experiment, self.folder, self.name = experiment, folder, name or folder.path.name
         own = made(experiment.config.get("callbacks", {}), "callbacks")
         self.callbacks = own if callbacks is None else callbacks
@@ -62,7 +64,7 @@ class Teller:
         self.deciding = deciding
         if deciding:
             check_foreseen(experiment, list(deciding))
-        self.stage, self.before = 0, 0  # the rounds of the stages before
+        self.stage, self.before = 0, 0  # rounds of earlier stages
         self.points: list[tuple[int, float | None]] = []
 
     def enter(self, stage: int) -> None:
@@ -83,15 +85,15 @@ class Teller:
             counts = {n: line[n] for n in ("clients", "dropped", "examples", "steps", "bytes_down", "bytes_up")}
             numbers = {k: float(v) for k, v in (line.get("observed") or {}).items() if isinstance(v, int | float)}
             epsilon = {view: value for view, value in spent.items() if view not in ("delta", "bound")}
-            tell(self.callbacks, "on_round", RoundTold(**place, **counts, epsilon=epsilon, observed=numbers))
+            notify(self.callbacks, "on_round", RoundEvent(**place, **counts, epsilon=epsilon, observed=numbers))
         if validation:
-            tell(self.callbacks, "on_evaluation", EvaluationTold(**place, validation=validation, curve=self.curve))
+            notify(self.callbacks, "on_evaluation", EvaluationEvent(**place, validation=validation, curve=self.curve))
 
     def saved(self, number: int) -> None:
         """Reports the checkpoint after a round."""
         if self.callbacks:
             path = self.folder.checkpoint_path(self.stage, number)
-            tell(self.callbacks, "on_checkpoint", CheckpointTold(**self._place(number), path=path))
+            notify(self.callbacks, "on_checkpoint", CheckpointEvent(**self._place(number), path=path))
 
     def ended(self, result: RunRecord, scores: dict[str, float | None]) -> None:
         """Reports the end of the run."""
@@ -100,7 +102,9 @@ class Teller:
                         if line["stage"] == self.stage), default=0)  # fmt: skip
             stopped = tuple(result.get("stopped") or ())
             plain = without_names(result) if "excluded" in result else dict(result)
-            tell(self.callbacks, "on_end", EndTold(**self._place(last), result=plain, scores=scores, stopped=stopped))
+            notify(
+                self.callbacks, "on_end", EndEvent(**self._place(last), result=plain, scores=scores, stopped=stopped)
+            )
 
     # -- who decides ---------------------------------------------------------------------------------------------------
     @property
@@ -130,7 +134,7 @@ class Teller:
             try:
                 reason = callback.ends(curve)
             except Exception as error:
-                raise failed(callback, "ends", self.name, error) from error
+                raise callback_failed(callback, "ends", self.name, error) from error
             if reason:
                 return {"by": name, "why": str(reason)}
         return {}
