@@ -69,7 +69,7 @@ def _outcome(work: Callable[[], object]) -> int:
         print_error(_with_notes("bespoke: not enough memory; use fewer --workers or a smaller --cohort", error))
         return 1
     except Exception as error:
-        if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
+        if "WorkerFailed" in (kind.__name__ for kind in type(error).__mro__):  # by name: its module is heavy to import
             print_error(_with_notes(f"bespoke: {error}", error))
             return 1
         if not hasattr(error, "format_message"):

@@ -82,7 +82,7 @@ def resumable(folder: Path) -> Iterator[None]:
     except Interrupted as error:
         raise Stopped(f"{error}; go on with: {again}") from None
     except Exception as error:
-        if type(error).__name__ == "WorkerFailed":  # by name: its module is heavy to import
+        if "WorkerFailed" in (kind.__name__ for kind in type(error).__mro__):  # by name: its module is heavy to import
             error.add_note(f"Nothing finished is lost; go on with: {again}")
         raise
 
