@@ -31,6 +31,7 @@ from bespoke.report.result import Result
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.forgotten import without_forgotten
 from bespoke.runs.notebook import watched
+from bespoke.runs.places import at_its_places, check_places
 from bespoke.runs.training import Run
 from bespoke.study.comparison import Comparison
 from bespoke.study.tuning import Tuning
@@ -72,8 +73,8 @@ def compare(
     model: the name of one of bespoke's models, a result of `bespoke.model`, a function that makes a torch.nn.Module, or
     "package.module:name" of either; options go into settings={"model": {...}}.
     The data decide what you leave out: methods, model, metric and rounds (see study/defaults.py). Methods, sources and
-    metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the report
-    also shows `metrics`.
+    metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the
+    report also shows `metrics`.
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as cores); a script with several needs `if __name__ == "__main__":`. `callbacks` observe every run or
     end its stages early: `bespoke.EarlyStop()`, `bespoke.TensorBoard("logs")`.
@@ -138,10 +139,13 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: 
     raw.pop("tune", None)
     raw, separated_callbacks = separated(raw, callbacks)
     config = checked(raw, "experiment" if isinstance(experiment, dict) else str(experiment))
+    check_places(config.engine)
     folder = RunFolder.create(Path(out), to_toml(config))
     with folder.locked(), watched() as progress:
         population = without_forgotten(load_population(config), folder.path)
-        return Run(build(config, population, folder=folder.path), folder, progress, callbacks=separated_callbacks).run()
+        asked = Run(build(config, population, folder=folder.path), folder, progress, callbacks=separated_callbacks)
+        with at_its_places(asked, config.engine) as placed:
+            return placed.run()
 
 
 @checked_call

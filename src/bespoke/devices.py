@@ -5,7 +5,8 @@ A device is named as PyTorch names it: "cpu", "cuda:0", "mps". "cuda" is all of 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -13,6 +14,7 @@ from bespoke.errors import UserError
 from bespoke.tensors import T, tree_map
 
 CPU = torch.device("cpu")
+_elsewhere: list[str] = []  # devices of a cluster's nodes, while clients are computed there
 
 
 def available() -> list[str]:
@@ -21,6 +23,16 @@ def available() -> list[str]:
     if torch.cuda.is_available():
         found += ["cuda", *(f"cuda:{place}" for place in range(gpus()))]
     return found + ["mps"] * torch.backends.mps.is_available()
+
+
+@contextmanager
+def elsewhere(device: str) -> Iterator[None]:
+    """Meanwhile this device may be chosen, too: clients are computed on other machines, which have it."""
+    _elsewhere.append(device)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(device)
 
 
 def gpus() -> int:
@@ -32,7 +44,7 @@ def chosen(name: str, advice: str = "") -> str:
     here = available()
     if name == "auto":
         return next(device for device in ("cuda", "mps", "cpu") if device in here)
-    if name not in here:
+    if name not in here and name not in _elsewhere:
         raise UserError(
             f"engine.device = {name!r} is not here; this machine has {', '.join(here)}"
             + (advice or ". Name one of them, or 'auto'")

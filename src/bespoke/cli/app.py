@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -29,6 +30,22 @@ Jobs = Annotated[
     typer.Option(min=1, metavar="N", help="Number of runs at the same time (default: one per core if runs are light)."),
 ]
 
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Where the work is done: processes (of this machine) or ray (a cluster; needs bespoke-fl[ray]).",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="The Ray cluster: auto for the one of this machine, or its head's host:port (default: Ray starts here).",
+    ),
+]
+
 Callbacks = Annotated[
     list[str] | None,
     typer.Option(
@@ -38,6 +55,12 @@ Callbacks = Annotated[
         "mlflow, wandb, or package.module:Class (repeatable; see docs/callbacks.md).",
     ),
 ]
+
+
+def placed(settings: list[str] | None, engine: str | None, address: str | None) -> list[str]:
+    """The settings of --set with --engine and --address, which are keys of [engine]."""
+    given = (("backend", engine), ("address", address))
+    return [*(settings or []), *(f"engine.{key}={json.dumps(value)}" for key, value in given if value is not None)]
 
 
 def _show_version(asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bespoke.cli.app import Callbacks, Jobs, Json, Resume, app
+from bespoke.cli.app import Address, Backend, Callbacks, Jobs, Json, Resume, app, placed
 from bespoke.cli.console import print_json, this_command
 from bespoke.cli.output_folder import place, resumable
 from bespoke.errors import UserError
@@ -27,6 +27,8 @@ def run(
         ),
     ] = None,
     callbacks: Callbacks = None,
+    engine: Backend = None,
+    address: Address = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/NAME of the file).")
     ] = None,
@@ -44,22 +46,22 @@ def run(
     from bespoke.experiment.checks import checked
     from bespoke.experiment.reading import read_experiment
 
-    raw = with_options(read_experiment(experiment, settings), callbacks or [])
+    raw = with_options(read_experiment(experiment, placed(settings, engine, address)), callbacks or [])
     raw.pop("tune", None)  # the search space of `bespoke tune`
     raw, separated_callbacks = separated(raw, where=f"{experiment}: callbacks")
     config = checked(raw, str(experiment))
     folder = place(out, experiment.stem, resume, "run")
     with resumable(folder):
         from bespoke.cli.progress import Bars
-        from bespoke.devices import chosen
         from bespoke.experiment.build import build, to_toml
         from bespoke.experiment.loading import load_population
         from bespoke.runs.beginning import same_elsewhere
         from bespoke.runs.folder import RunFolder
         from bespoke.runs.forgotten import without_forgotten
+        from bespoke.runs.places import at_its_places, check_places
         from bespoke.runs.training import Run
 
-        chosen(config.engine.device)  # before anything is written
+        check_places(config.engine)
         text = to_toml(config)
         begun = folder / "config.toml"
         if resume and begun.exists() and begun.read_bytes() != text.encode():
@@ -74,7 +76,9 @@ def run(
         with Bars(f"running {built.label}", quiet=as_json) as bars, bars.stopping() as stop, run_folder.locked():
             for note in built.population.about.get("notes", []):
                 bars.note(note)
-            result = Run(built, run_folder, bars, stop=stop, callbacks=separated_callbacks).run()
+            asked = Run(built, run_folder, bars, stop=stop, callbacks=separated_callbacks)
+            with at_its_places(asked, config.engine) as placed_run:
+                result = placed_run.run()
     if as_json:
         from bespoke.statistics.parts import without_names
 
@@ -129,6 +133,8 @@ def tune(
     ] = None,
     callbacks: Callbacks = None,
     jobs: Jobs = None,
+    engine: Backend = None,
+    address: Address = None,
     freeze: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Store the tuned values as a preset: presets/NAME.toml, or a path."),
@@ -165,7 +171,7 @@ def tune(
     from bespoke.experiment.callbacks import with_options
     from bespoke.study.tuning import Tuning, freeze_into, read_tuning
 
-    raw, asked = read_tuning(experiment, settings, space, preset, optuna, trials)
+    raw, asked = read_tuning(experiment, placed(settings, engine, address), space, preset, optuna, trials)
     raw = with_options(raw, callbacks or [])
     folder = place(out, f"tune-{experiment.stem}", resume, "tune")
     tuning = Tuning.of(raw, asked, folder, str(experiment), name=experiment.stem, command=this_command(), jobs=jobs)

@@ -17,9 +17,11 @@ PREFIX = "bespoke-population-"
 class SharedCopy:
     """A folder with a population, and a lock file that its owner holds as long as it lives."""
 
-    def __init__(self, population: Population) -> None:
-        _clear()
-        self.folder = Path(tempfile.gettempdir()) / f"{PREFIX}{secrets.token_hex(8)}"
+    def __init__(self, population: Population, place: Path | None = None) -> None:
+        """`place`: the folder that it lies in, if not that of temporary files: one that other machines reach, too."""
+        place = place or Path(tempfile.gettempdir())
+        _clear(place)
+        self.folder = place / f"{PREFIX}{secrets.token_hex(8)}"
         self.lock = FileLock(lock_of(self.folder))
         self.lock.acquire()  # before there is a folder: it is never seen without its lock
         self.folder.mkdir(0o700)
@@ -42,9 +44,9 @@ def _remove(folder: Path, lock: FileLock) -> None:
     Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def _clear() -> None:
+def _clear(place: Path) -> None:
     """Removes folders that killed processes left behind, because they contain clients' rows."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/"):
+    for folder in place.glob(f"{PREFIX}*/"):
         if not lock_of(folder).exists():  # anybody's
             continue
         try:

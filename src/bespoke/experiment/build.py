@@ -121,7 +121,7 @@ def build(
         privacy=config.privacy,
         evaluate_every=config.evaluate_every or every,
         watched=config.watched,
-        engine={k: v for k, v in config.engine.model_dump().items() if v is not None},
+        engine=config.engine.model_dump(exclude={"backend", "address"}, exclude_none=True),
         config=resolved(config),
         earlier=prepared.earlier,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bespoke.experiment.config import (
     TEXT,
     CompareConfig,
     DataConfig,
+    EngineConfig,
     ExperimentConfig,
     SplitConfig,
     TuneConfig,
@@ -49,6 +51,7 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
     check_numbers(config.model.model_dump(), where, "model", finite=True)
     _check_data(config.data, where)
     _check_split(config.split, where)
+    check_engine(config.engine, where)
     if config.privacy is not None:
         check_privacy(config.privacy, where, clip=config.transform.clip, keep=config.transform.top_k)
     if config.robust is not None:
@@ -187,6 +190,31 @@ def _check_pictures(data: DataConfig, where: str) -> None:
         raise UserError(
             f"{where}: data.size = {data.size!r}: lines and columns of 1 to {MOST_PIXELS}, as in [24, 32], or one "
             "number for both"
+        )
+
+
+def check_engine(engine: EngineConfig, where: str) -> None:
+    """Refuses what does not go together with clients on a Ray cluster."""
+    address = engine.address
+    if address is not None and engine.backend == "processes":
+        raise UserError(
+            f"{where}: engine.address = {address!r} is that of a Ray cluster, and engine.backend = 'processes' is this "
+            "machine; leave one of the two out"
+        )
+    if address is not None and not re.fullmatch(r"auto|[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+        other = (
+            " (a client outside of the cluster cannot: run the command on one of its nodes)" if "://" in address else ""
+        )
+        raise UserError(f"{where}: engine.address = {address!r}: 'auto', or host:port of the cluster's head{other}")
+    if engine.on_ray and engine.device not in ("auto", "cpu", "cuda"):
+        raise UserError(
+            f"{where}: engine.device = {engine.device!r} on Ray: each actor is given a GPU by the cluster; use 'cuda', "
+            "or 'cpu'"
+        )
+    if engine.on_ray and engine.workers == 0:
+        raise UserError(
+            f"{where}: engine.workers = 0 is this process, and engine.backend = 'ray' are actors of a cluster; leave "
+            "workers out, or ask for one or more"
         )
 
 

@@ -115,7 +115,17 @@ class CohortConfig(_Strict):
 class EngineConfig(_Strict):
     kind: Literal["auto", "looped", "vectorized"] = "auto"
     chunk: int | None = Field(default=None, ge=1, description="clients vectorized at a time")
-    workers: int | None = Field(default=None, ge=0, description="worker processes; 0: in this process")
+    workers: int | None = Field(
+        default=None, ge=0, description="worker processes, 0: in this process; on Ray: actors, default one a processor"
+    )
+    backend: Literal["auto", "processes", "ray"] | None = Field(
+        default=None,
+        description="where clients live: processes (of this machine), ray (actors of a cluster), or auto, the default: "
+        "ray if there is an address",
+    )
+    address: str | None = Field(
+        default=None, description="of a Ray cluster: auto, or host:port; without one Ray starts on this machine"
+    )
     device: str = Field(
         default="cpu",
         pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$",
@@ -126,6 +136,11 @@ class EngineConfig(_Strict):
         default="float32",
         description="of the products in a network's training; parameters, sums and scores are float32 either way",
     )
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether clients live on a Ray cluster."""
+        return self.backend == "ray" or (self.backend in (None, "auto") and self.address is not None)
 
 
 class TransformConfig(_Strict):

@@ -9,53 +9,20 @@ from __future__ import annotations
 import pickle
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import Lent
-from bespoke.data.splits import Rows
 from bespoke.errors import UserError
 from bespoke.federation.calls import Call, serve
 from bespoke.federation.host import Host
-from bespoke.federation.partial import Partial
+from bespoke.federation.portable import portable, rebound, restored
 from bespoke.federation.processes import CONTEXT, Child, RemoteLost, WorkerFailed, obey_parent
-from bespoke.federation.work import ClientWork, Mode
-
-
-class _Leaf(NamedTuple):
-    """A tensor in a pipe, as plain bytes: torch's shared-memory handles could leak."""
-
-    array: NDArray[Any]
-
-
-def _portable(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return _Leaf(value.detach().numpy())
-    if isinstance(value, dict):
-        return {name: _portable(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_portable(entry) for entry in value]
-    if isinstance(value, Partial):
-        value.sums, value.each = _portable(value.sums), _portable(value.each)
-    return value
-
-
-def _restored(value: Any) -> Any:
-    if isinstance(value, _Leaf):
-        return torch.as_tensor(value.array)
-    if isinstance(value, dict):
-        return {name: _restored(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_restored(entry) for entry in value]
-    if isinstance(value, Partial):
-        value.sums, value.each = _restored(value.sums), _restored(value.each)
-    return value
+from bespoke.federation.work import Mode
 
 
 def _send(pipe: Connection, value: Any) -> None:
@@ -89,8 +56,8 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
         try:
             if elsewhere is not None:
                 population = Population.open(elsewhere, resident=True)
-            values = {name: _rebound(_restored(value), population) for name, value in values.items()}
-            result: tuple[str, Any] = "fine", _portable(serve(host, Call(operation, values, settle)))
+            values = {name: rebound(restored(value), population) for name, value in values.items()}
+            result: tuple[str, Any] = "fine", portable(serve(host, Call(operation, values, settle)))
         except UserError as error:
             result = "refused", error
         except RemoteLost as error:
@@ -101,28 +68,18 @@ def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
             _send(pipe, result)
 
 
-def _rebound(value: Any, population: Population | None) -> Any:
-    """Rows and work with another population: None in a pipe, because a worker has its own map of it."""
-    if isinstance(value, Rows):
-        return replace(value, population=population)  # type: ignore[arg-type]
-    if isinstance(value, ClientWork):
-        return replace(value, train=_rebound(value.train, population))
-    if isinstance(value, dict):
-        return {name: _rebound(entry, population) for name, entry in value.items()}
-    return value
-
-
 class Lending:
     """The population on disk, for several workers to map. A move replaces it by another one."""
 
-    def __init__(self, population: Population, workers: int) -> None:
-        self.population, self.lent = population, Lent(population)
+    def __init__(self, population: Population, workers: int, place: Path | None = None) -> None:
+        """`place`: the folder that it lies in, if not that of temporary files."""
+        self.population, self.place, self.lent = population, place, Lent(population, place)
         self.before: Lent | None = None  # the previous copy, until all workers have moved
         self.workers, self.moved = workers, 0
 
     def folder_of(self, population: Population) -> Path:
         if population is not self.population:
-            self.before, self.lent, self.population, self.moved = self.lent, Lent(population), population, 0
+            self.before, self.lent, self.population, self.moved = self.lent, Lent(population, self.place), population, 0
         return self.lent.folder
 
     def worker_moved(self) -> None:
@@ -155,7 +112,7 @@ class Worker:
         self.operation = call.operation
         moves = call.operation == "move"
         elsewhere = self.lending.folder_of(call.values["train"].population) if moves else None
-        values = {name: _portable(_rebound(value, None)) for name, value in call.values.items()}
+        values = {name: portable(rebound(value, None)) for name, value in call.values.items()}
         try:
             _send(self.pipe, (call.operation, values, call.settle, elsewhere))
         except OSError:
@@ -174,7 +131,7 @@ class Worker:
             raise WorkerFailed(f"{self.name} failed:\n{answer}")
         if self.operation == "move":
             self.lending.worker_moved()
-        return _restored(answer)
+        return restored(answer)
 
     def alive(self) -> bool:
         return self.child.process.is_alive()

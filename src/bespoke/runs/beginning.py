@@ -59,13 +59,14 @@ def check_fits(folder: RunFolder, params: Params, stage: int) -> None:
 
 
 def same_elsewhere(begun: Path, config: ExperimentConfig) -> str | None:
-    """The text of the experiment in `begun`, if `config` differs from it at most in the device; else None."""
+    """The text of the experiment in `begun`, if `config` differs from it at most in where it is computed; else None."""
     text = begun.read_text(encoding="utf-8")
     try:
         first = read_config(begun)
     except UserError:
         return None
-    moved = first.model_copy(update={"engine": first.engine.model_copy(update={"device": config.engine.device})})
+    where = {name: getattr(config.engine, name) for name in ("device", "backend", "address")}
+    moved = first.model_copy(update={"engine": first.engine.model_copy(update=where)})
     return text if to_toml(first) == text and to_toml(moved) == to_toml(config) else None
 
 
