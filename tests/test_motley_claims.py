@@ -307,3 +307,10 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
         pd.read_parquet(path).assign(query_accuracy=0.5).to_parquet(path)
     told = importlib.import_module("results_movielens").section(films)
     assert "| – | – | 10.0 %, not converged |" in told
+
+
+def test_where_the_paper_stops_too_a_claim_is_judged(claims: Any) -> None:
+    claim = importlib.import_module("results_claim").Claim("", ("A", "B"), "", "", "mixed (2 of 3)")
+    assert claim.judged({"B": "not converged"}, 200) == "mixed (2 of 3), after the paper's 200 rounds; B still improved"
+    assert claim.judged({"B": "past its best"}, 200) == "not judged: B past its best"
+    assert claim.judged({}, 200) == "mixed (2 of 3)"

@@ -32,8 +32,8 @@ of a cohort's mean into theta. The factor a = u_m / (total - u_m) removes what t
 The excess returns with the opposite sign in the client's next round. It could grow from round to round if the factor
 were above a + 1, so a + 1 is the most that is used. A learned sigma_m^2 is how theta_m varies over the client's rounds,
 and the excess makes it vary more. The client would take its own swings for uncertainty, and take too few steps. So with
-learned variances the factor is a: a client takes out only what it put in. A cohort of one has no others: (10) is not defined, and the client
-starts from theta; (8) leaves nothing of the distance to z_m, and the client takes l_max steps.
+learned variances the factor is a: a client takes out only what it put in. A cohort of one has no others: (10) is not
+defined, and the client starts from theta; (8) leaves nothing of the distance to z_m, and the client takes l_max steps.
 
 In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `total`, p `counted` (1 with "all"), u_m
 `weight`, l_max `max_steps`.
