@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from results_converged import NO_CURVE
+from results_converged import NO_CURVE, NOT_CONVERGED
 
 HEAD = ("| claim | paper | here | reproduced |", "| --- | --- | --- | --- |")
 
@@ -18,8 +18,11 @@ class Claim:
     here: str
     verdict: str
 
-    def judged(self, unsettled: Mapping[str, str]) -> str:
-        """The verdict, or why there is none; `unsettled` has the reason of every method that cannot be judged."""
+    def judged(self, unsettled: Mapping[str, str], stop: int = 0) -> str:
+        """The verdict, or why there is none; `unsettled` has the reason of every method that cannot be judged.
+
+        `stop`: as many rounds as the paper has. It judges methods that still improve there, so ours are judged, too.
+        """
         methods = dict.fromkeys(self.methods)
         reasons: dict[str, list[str]] = {}
         for name in methods:
@@ -27,6 +30,8 @@ class Claim:
                 reasons.setdefault(unsettled[name], []).append(name)
         if not reasons:
             return self.verdict
+        if list(reasons) == [NOT_CONVERGED] and stop:
+            return f"{self.verdict}, after the paper's {stop} rounds; {_listed(reasons[NOT_CONVERGED])} still improved"
         if list(reasons) == [NO_CURVE] and len(reasons[NO_CURVE]) == len(methods):
             return f"not judged: {NO_CURVE}"
         told = [

@@ -7,14 +7,11 @@ rounds, in percent of its end, the mean over seeds. The order of two methods mea
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from bespoke.errors import UserError
-from bespoke.report.checks import PAST_BEST, STILL_IMPROVING
-from bespoke.statistics.candidates import named, settings_of
+from bespoke.statistics import converged
+from bespoke.statistics.converged import PAST_BEST, STILL_IMPROVING, in_words
 from bespoke.statistics.folders import FinishedRun, read_run
-from bespoke.statistics.formatting import percent
-from bespoke.statistics.parts import last_improvement
 
 HEAD = "still improving"
 NOT_CONVERGED, PAST_ITS_BEST, NO_CURVE = "not converged", "past its best", "no validation curve"
@@ -38,45 +35,14 @@ def improvements(folder: Path) -> dict[str, float]:
 
 
 def improvement(runs: Sequence[FinishedRun]) -> float:
-    """Of one method, by its rounds; local training, which has none, by its epochs."""
-    metric, lower = str(runs[0].result["metric"]), bool(runs[0].result["lower_is_better"])
-    gain = last_improvement(runs, metric, lower)
-    if math.isfinite(gain) or any(run.result.get("rounds") for run in runs):
-        return gain
-    found = [gain for run in runs if math.isfinite(gain := _by_epochs(run, lower))]
-    return fmean(found) if found else math.nan
-
-
-def _by_epochs(run: FinishedRun, lower: bool) -> float:
-    """The gain in the last fifth of epochs, all else as chosen; NaN with fewer than three epochs that were tried."""
-    chosen = settings_of(str((run.result.get("chosen") or {}).get("candidate") or ""))
-    chosen.pop("epoch", None)
-    curve = {}
-    for name, value in (run.result.get("candidates") or {}).items():
-        settings = settings_of(name)
-        epoch = settings.pop("epoch", None)
-        if epoch and value is not None and named(settings) == named(chosen):
-            curve[epoch] = float(value)
-    if len(curve) < 3:
-        return math.nan
-    last = max(curve)
-    before = max((epoch for epoch in curve if epoch <= 0.8 * last), default=min(curve))
-    gain = (curve[before] - curve[last]) * (1 if lower else -1) * 0.2 * last / (last - before)
-    return gain / abs(curve[last]) if curve[last] else math.nan
-
-
-def cell(gain: float) -> str:
-    """The column's cell: a gain, and whether it is too large; a curve that got worse does not improve."""
-    if not math.isfinite(gain):
-        return "–"
-    if gain < -PAST_BEST:
-        return f"no, past its best by {percent(-100 * gain)} %"
-    return f"{percent(100 * gain)} %" + (", not converged" if gain > STILL_IMPROVING else "")
+    """Of one method, by the metric of its runs."""
+    result = runs[0].result
+    return converged.improvement(runs, str(result["metric"]), bool(result["lower_is_better"]))
 
 
 def column(folder: Path) -> dict[str, str]:
     """The cell of every method of a comparison folder."""
-    return {label: cell(gain) for label, gain in improvements(folder).items()}
+    return {label: in_words(gain) for label, gain in improvements(folder).items()}
 
 
 def unsettled(folder: Path, titles: Mapping[str, str] | None = None) -> dict[str, str]:

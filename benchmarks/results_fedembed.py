@@ -14,9 +14,10 @@ from bespoke.errors import UserError
 from bespoke.methods import FedEmbed
 from bespoke.report.guarantee import epsilon_text
 from bespoke.statistics.analyses import read_analyses
+from bespoke.statistics.converged import in_words
 from bespoke.statistics.folders import read_study
 from fedembed import claims
-from results_converged import HEAD, NOTE, cell, improvements, reason
+from results_converged import HEAD, NOTE, improvements, reason
 
 USERS, COLUMNS = ("balanced", "imbalanced"), ("none", "gaussian", "clients")
 ORDER = (
@@ -165,7 +166,7 @@ def overall(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
 def converged(folder: Path, found: Found) -> list[str]:
     """The same comparisons: whether a method had stopped improving. Empty where no run has a validation curve."""
     gains = {key: improvements(with_curves(folder, "{}-{}".format(*key))) for key in found}
-    cells = {key: {label: cell(gain) for label, gain in one.items()} for key, one in gains.items()}
+    cells = {key: {label: in_words(gain) for label, gain in one.items()} for key, one in gains.items()}
     if not any(text != "–" for one in cells.values() for text in one.values()):
         return ["", "No run has a validation curve, so that it cannot be told whether a method still improved."]
     return [

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bespoke.errors import UserError
 from bespoke.report.checks import concerns
@@ -14,6 +15,7 @@ from bespoke.report.motley_tables import TableLine, motley_lines
 from bespoke.report.report import read, summarize_study
 from bespoke.report.summary import Summary
 from bespoke.statistics.clusters import Clusters, clusters_of
+from results_curves import curves
 from results_motley_claims import Found, claims
 
 HEADER = """## Motley
@@ -44,18 +46,25 @@ def section(folder: Path) -> str:
         f"### {about['title']}",
         "",
         f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
-        f"{about['model']['name']} with {about['model']['parameters']} parameters.",
+        f"{about['model']['name']} with {about['model']['parameters']:,} parameters{cohort(about)}.",
         f"Command: `{command}`",
         "",
         markdown(motley_lines(study, table, summary, found)),
     ]
     lines += [f"\n{note}" for note in expected.get("differs", [])]
+    lines += curves(study, summary)
     lines += ["", *claims(Found(study, table, summary))]
     lines += acceptance(summary)
     lines += clusters(clusters_of(table))
     if found:
         lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
     return "\n".join(lines)
+
+
+def cohort(about: dict[str, Any]) -> str:
+    """How many clients a round has, and how many rounds there are."""
+    rounds = {sum(stage.get("rounds") or 0 for stage in method["stages"]) for method in about["methods"]}
+    return f"; {about['cohort']:,} clients in each of up to {max(rounds):,} rounds" if about.get("cohort") else ""
 
 
 def acceptance(summary: Summary) -> list[str]:

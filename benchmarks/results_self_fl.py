@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from results_claim import Claim
 from results_converged import HEAD, NOTE, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
@@ -50,9 +48,9 @@ its claims; the wake word, further down, was run with the first alone.
 
 The paper does not say over which other clients Eq. 8 and 10 sum if only some are active in a round. The default,
 `others = "active"`, sums over the other clients of a cohort; `others = "all"` sums over all clients, extrapolated from
-the cohort. Each table below says which it has. The synthetic clients have both. All other tables were made with "all",
-which was the only choice then, and their files say so. That includes the wake word's Tables 5 and 6 and the Self-FL
-columns of Group Personalized FL on Chem97 and Shakespeare. Where everyone is active the two are the same.
+the cohort. Each table below says which it has. The synthetic clients have both. Tables with "all" are of the time when
+it was the only choice, and so are the wake word's Tables 5 and 6 and the Self-FL columns of Group Personalized FL on
+Chem97 and Shakespeare. Where everyone is active the two are the same.
 
 {ditto}"""
 
@@ -62,10 +60,9 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def verdicts(found: list[Claim], unsettled: Mapping[str, str]) -> str:
-    rows = [[claim.text, claim.judged(unsettled)] for claim in found]
+def verdicts(found: list[tuple[str, str]]) -> str:
     return "\n".join(
-        ["| the paper's claim | ours, in how many seeds |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)]
+        ["| the paper's claim | ours, in how many seeds |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in found)]
     )
 
 
@@ -84,8 +81,9 @@ def synthetic(runs: Path) -> list[str]:
         f"20 clients, {found[0]['repeats']} repeats, drawn {len(found)} times; absolute errors after "
         f"{found[0]['rounds']} rounds of the Gaussian model, learning rate 1e-4 for all. Algorithm 2 is with known "
         "variances, and what clients reach alone goes into its global parameter; \"variances learned\" is Algorithm "
-        "1 as it is used for networks. Self-FL sums over the other active clients (`others = \"active\"`), in the rows "
-        "\"all others\" over all (`others = \"all\"`). \"FedAvg, smoothed\" is FedAvg whose server takes the fraction "
+        "1 as it is used for networks, in which clients take out of the global parameter only what they put in. "
+        "Self-FL sums over the other active clients (`others = \"active\"`), in the rows \"all others\" over all "
+        "(`others = \"all\"`). \"FedAvg, smoothed\" is FedAvg whose server takes the fraction "
         "of each cohort's mean that Self-FL's takes, the activity rate.",
     ]  # fmt: skip
     for case in CASES:
@@ -101,7 +99,7 @@ def synthetic(runs: Path) -> list[str]:
         )
         parts.append(table(["method", "error", *(f"rate {a:g}" for a in ACTIVITY)], rows))
         parts.append(smoothing(lines[lines["case"] == case]))
-    return [*parts, verdicts(claims.synthetic(found), {})]
+    return [*parts, verdicts([(claim.text, claim.verdict) for claim in claims.synthetic(found)])]
 
 
 def smoothing(lines: pd.DataFrame) -> str:
@@ -124,11 +122,10 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
         [titled(label), *(numbers(study.over_seeds(label, m)) for m in measures.values()), improving.get(label, "–")]
         for label in study.labels
     ]
-    rounds = max(stage["rounds"] for method in about["methods"] for stage in method["stages"])
     chosen = {titled(label): study.chosen(label) for label in study.labels if study.chosen(label)}
     told = "; ".join(f"{name}: {', '.join(f'{k} = {v:g}' for k, v in knobs.items())}" for name, knobs in chosen.items())
     facts = (
-        f"{entry.about} {about['data']['clients']} clients, {about['cohort']} a round, {rounds} rounds, "
+        f"{entry.about} {about['data']['clients']} clients, {about['cohort']} a round, {study.rounds} rounds, "
         f"{len(study.seeds)} seeds, {about['model']['name']} of {about['model']['parameters']:,} parameters."
     ).strip()
     facts = f"{facts} {study.others}".strip()
@@ -138,7 +135,7 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
         facts + (f" Chosen on validation rows: {told}." if told else ""),
         table(["method", *measures, HEAD], rows),
         NOTE,
-        verdicts(entry.claims(study), study.unsettled),
+        verdicts(entry.judged(study)),
         *([SCORED] if entry.five else []),
     ]
 

@@ -225,10 +225,10 @@ def test_who_has_converged(claims: Any, folders: Any, tmp_path: Path) -> None:
     folder = made(folders, tmp_path / "c", {"fedavg": STEEP})
     cells = converged.column(folder)
     assert cells["fedavg"] == "10.0 %, not converged"
-    assert cells["finetune"] == "0 %"
+    assert cells["finetune"] == "no"
     assert converged.sentence({"A": "0.2 %", "B": "–"}).endswith("too long. A 0.2 %.")
-    assert converged.cell(-0.05) == "no, past its best by 5.0 %"
-    assert converged.cell(-0.01) == "−1.0 %"
+    assert converged.in_words(-0.05) == "no, past its best by 5.0 %"
+    assert converged.in_words(-0.01) == "no"
     assert converged.sentence({"B": "–"}).startswith("No validation curve")
     assert converged.column(tmp_path / "nothing") == {}
 
@@ -286,7 +286,7 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
         return made
 
     groups = importlib.import_module("results_groups").section(folder("groups", ("fedavg", "b")))
-    assert "| still improving | | 0 % | 10.0 %, not converged |" in groups
+    assert "| still improving | | no | 10.0 %, not converged |" in groups
     assert "Above 1 % a method has not converged" in groups
     ways = importlib.import_module("results_groups").WAYS
     unsettled = importlib.import_module("results_converged").unsettled(folder("two", ("fedavg", "group-fl")), ways)
@@ -299,7 +299,7 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
     folder("embedded/balanced-none", ("FedRep", "Global"))
     lines = fedembed.converged(tmp_path / "embedded", {("balanced", "none"): {}})
     assert lines[3] == "| still improving | balanced, none |"
-    assert "| FedRep | 0 % |" in lines
+    assert "| FedRep | no |" in lines
     assert "| Global | 10.0 %, not converged |" in lines
     assert "| PFedMe | – |" in lines
     films = folder("films", ("Global", "FedEmbed"))
@@ -307,3 +307,10 @@ def test_tables_of_other_papers_say_who_has_converged(claims: Any, folders: Any,
         pd.read_parquet(path).assign(query_accuracy=0.5).to_parquet(path)
     told = importlib.import_module("results_movielens").section(films)
     assert "| – | – | 10.0 %, not converged |" in told
+
+
+def test_where_the_paper_stops_too_a_claim_is_judged(claims: Any) -> None:
+    claim = importlib.import_module("results_claim").Claim("", ("A", "B"), "", "", "mixed (2 of 3)")
+    assert claim.judged({"B": "not converged"}, 200) == "mixed (2 of 3), after the paper's 200 rounds; B still improved"
+    assert claim.judged({"B": "past its best"}, 200) == "not judged: B past its best"
+    assert claim.judged({}, 200) == "mixed (2 of 3)"

@@ -393,6 +393,21 @@ def test_a_client_that_weighs_more_than_the_last_cohort_is_not_its_only_member()
     assert float(made.start(down, private)["bias"]) == pytest.approx(-0.2)
 
 
+def test_with_a_learned_variance_a_client_takes_out_only_what_it_put_in() -> None:
+    """Three of five, of weight 1/2 and model 2, put 3/5 of 2 into theta = 1.2: each 1/5 of the weight, 0.2 (2 - 0).
+
+    What the others put in, were it a mean of its own, is 1.2 - 1/4 (2 - 1.2) = 1: that is where such a client starts.
+    With a known variance Eq. 10 asks for twice as much, 0.8, for two of four others are active.
+    """
+    for known, start in ((1.0, 0.8), (None, 1.0)):
+        made, down = sampled("active", 3, within=known)
+        share = 0.5 / float(down["total"])
+        begun = float(made.start(down, private_at(made, 2.0, weight=0.5))["bias"])
+        assert begun == pytest.approx(start)
+        if known is None:
+            assert share * 2.0 + (1 - share) * begun == pytest.approx(float(down["params"]["bias"]))
+
+
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_cohort_of_one_has_no_others(exact: bool) -> None:
     """Eq. 10 has nobody to start from: theta it is. Eq. 8 keeps nothing of the others: as many steps as are allowed."""
@@ -421,7 +436,7 @@ def test_rounds_of_one_client_stay_finite(kind: type[SelfFL]) -> None:
 def test_with_everyone_active_there_is_one_sum_over_others() -> None:
     """Known and learned variances: `others` changes nothing, to the last bit; with two of four it does."""
     clients = [looks(z, n) for z, n in ((1.0, 2), (4.0, 5), (-2.0, 1), (0.5, 9))]
-    for known in ({"between": 0.7, "within": 2.0, "curvature": 1.0}, {}):
+    for known in ({"between": 0.7, "within": 2.0, "curvature": 1.0}, {"curvature": 1.0}):
         for cohorts, same in ((None, True), ([[0, 1], [2, 3], [1, 2], [0, 3], [0, 2], [1, 3]], False)):
             models = []
             for others in ("active", "all"):

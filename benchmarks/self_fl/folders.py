@@ -53,6 +53,10 @@ class Compared:
         return self.about["seeds"]
 
     @property
+    def rounds(self) -> int:
+        return max(stage["rounds"] for method in self.about["methods"] for stage in method["stages"])
+
+    @property
     def labels(self) -> list[str]:
         return [entry["label"] for entry in self.about["methods"]]
 

@@ -162,7 +162,8 @@ class SelfFL:
         theta, total = state["theta"], state["total"]
         share = np.minimum(state["weight"] / np.maximum(total, TINY), MOST) * (total > 0)
         own, counted = share / (1 - share), state["counted"]
-        factor = np.minimum(own / np.maximum(counted, TINY), own + 1) * (counted > 0)
+        wanted = np.minimum(own / np.maximum(counted, TINY), own + 1) if self.known else own
+        factor = wanted * (counted > 0)
         return theta + factor * (theta - model)
 
     def pace(self, world: World, state: State) -> Floats:

@@ -8,7 +8,7 @@ An experiment that has not been run is left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pandas as pd
 
 from bespoke.report.figure_page import Section, Table, line, plot, write_study
 from bespoke.report.figures import Figure, theme
-from results_claim import Claim
 from results_converged import HEAD, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
@@ -48,8 +47,8 @@ def name_of(label: str) -> str:
     return TITLES.get(label, label)
 
 
-def verdicts(found: Sequence[Claim], unsettled: Mapping[str, str]) -> Table:
-    return [["the paper's claim", "ours"], *([claim.text, claim.judged(unsettled)] for claim in found)]
+def verdicts(found: Sequence[tuple[str, str]]) -> Table:
+    return [["the paper's claim", "ours"], *([text, verdict] for text, verdict in found)]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -163,7 +162,7 @@ def synthetic_sections(runs: Path) -> list[Section]:
         for part in ("global", "local")
     ]
     command = "python benchmarks/self_fl synthetic"
-    tables = [verdicts(claims.synthetic(found), {})]
+    tables = [verdicts([(claim.text, claim.verdict) for claim in claims.synthetic(found)])]
     return [*sections, Section("Figure 6: Algorithms 1 and 2", "", figures, tables, command=command)]
 
 
@@ -179,7 +178,7 @@ def comparison_section(runs: Path, entry: claims.Entry) -> list[Section]:
         (f"{entry.name}-curves", curves, "Weighted accuracy on validation rows; bands are the seeds."),
         (f"{entry.name}-users", users, "Users by accuracy on their test rows; mean over seeds."),
     ]
-    tables = [final_table(study, measures_of(entry)), verdicts(entry.claims(study), study.unsettled)]
+    tables = [final_table(study, measures_of(entry)), verdicts(entry.judged(study))]
     about = f"{entry.about} {study.others}".strip()
     notes = [claims.DITTO] if entry.five else []
     return [Section(entry.title, about, figures, tables, notes, entry.command)]

@@ -30,8 +30,10 @@ the same. If all clients weigh the same, it is the last cohort's sum without one
 With "active", Eq. 10 takes more of theta_m out of theta than theta contains, because smoothing puts only the fraction C
 of a cohort's mean into theta. The factor a = u_m / (total - u_m) removes what the client put in; Eq. 10 asks for a / p.
 The excess returns with the opposite sign in the client's next round. It could grow from round to round if the factor
-were above a + 1, so a + 1 is the most that is used. A cohort of one has no others: (10) is not defined, and the client
-starts from theta; (8) leaves nothing of the distance to z_m, and the client takes l_max steps.
+were above a + 1, so a + 1 is the most that is used. A learned sigma_m^2 is how theta_m varies over the client's rounds,
+and the excess makes it vary more. The client would take its own swings for uncertainty, and take too few steps. So with
+learned variances the factor is a: a client takes out only what it put in. A cohort of one has no others: (10) is not
+defined, and the client starts from theta; (8) leaves nothing of the distance to z_m, and the client takes l_max steps.
 
 In the code: sigma_0^2 is `between`, sigma_m^2 `variance`, sigma_0^2 sum_k w_k `total`, p `counted` (1 with "all"), u_m
 `weight`, l_max `max_steps`.
@@ -212,13 +214,14 @@ class SelfFL(Method):
         return variance.clamp(min=TINY), private["count"] > 1
 
     def start(self, down: Tree, private: Tree) -> Params:
-        """Eq. 10, with the weight that went into theta. With all others counted, it takes out what was put in."""
+        """Eq. 10, with the weight that went into theta; with a learned variance it takes out only what was put in."""
         if not self.adjust_start:
             params: Params = down["params"]
             return params
         share = (private["weight"] / down["total"].clamp(min=TINY)).clamp(max=MOST) * (down["total"] > 0)
         own = share / (1 - share)
-        factor = torch.minimum(own / down["counted"].clamp(min=TINY), own + 1) * (down["counted"] > 0)
+        wanted = torch.minimum(own / down["counted"].clamp(min=TINY), own + 1) if self.within else own
+        factor = wanted * (down["counted"] > 0)
         return add_scaled(down["params"], subtract(down["params"], private["model"]), factor)
 
     def rate(self, batches: Batches) -> float:

@@ -13,6 +13,7 @@ from bespoke.report.summary import BEFORE, COLLAPSED, MethodSummary, Summary, wi
 from bespoke.statistics import clients as over
 from bespoke.statistics.candidates import settings_of
 from bespoke.statistics.clients import Cells
+from bespoke.statistics.converged import PAST_BEST, STILL_IMPROVING
 from bespoke.statistics.folders import FinishedRun, RunSet
 from bespoke.statistics.formatting import count, listing, percent
 
@@ -26,8 +27,6 @@ MUCH_BEYOND = 0.1  # the same of clients hurt beyond chance
 ENDS = {("pull", 1e-6), ("intercept", 1e-6), ("pull", 1e6), ("intercept", 1e6), ("blend", 1.0)}
 PERFECT = 0.005  # of a constant prediction's error: a shared model that leaves less is too good to be true
 MANY = 0.5  # of clients at the edge of a grid, where each chooses for itself
-STILL_IMPROVING = 0.01  # of a validation curve in the last fifth of its rounds: it has not converged
-PAST_BEST = 0.02  # by which a validation curve got worse in the last fifth of its rounds: it was trained for too long
 
 Severity = Literal["serious", "note"]
 

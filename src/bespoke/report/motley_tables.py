@@ -20,6 +20,7 @@ from bespoke.report.summary import MethodSummary, Summary
 from bespoke.statistics import clients as over
 from bespoke.statistics.clients import OverSeeds
 from bespoke.statistics.clusters import clusters_of
+from bespoke.statistics.converged import improvement, in_words
 from bespoke.statistics.folders import RunSet
 from bespoke.statistics.formatting import metric_name, number, percent
 
@@ -130,8 +131,9 @@ def _of_method(
     chosen = _tuned(study, method, entry)
     if chosen:
         lines.append(line("tuned hyper-parameters", text=chosen, paper_text=str(paper.get("chosen", ""))))
-    if math.isfinite(gain := method.last_improvement):
-        lines.append(line("still improving on validation", text=f"{percent(100 * gain)} % in the last fifth of rounds"))
+    runs = [run for run in study.runs if run.label == method.label]
+    if math.isfinite(gain := improvement(runs, summary.metric, summary.lower_is_better)):
+        lines.append(line("still improving on validation", text=in_words(gain)))
     mine = dict.fromkeys(CONCERNS.get(concern.kind, concern.kind) for concern in found if concern.label == method.label)
     if mine:
         lines.append(line("practical concerns", text="; ".join(mine)))

@@ -25,7 +25,6 @@ from bespoke.errors import UserError
 from bespoke.records import TrialOfMethod
 from bespoke.report.all_figures import AllFigures
 from bespoke.report.change import change_of, signed_change
-from bespoke.report.checks import STILL_IMPROVING
 from bespoke.report.figures import (
     MOST_GROUPS,
     Drawn,
@@ -37,6 +36,7 @@ from bespoke.report.guarantee import ASIDE, all_together, guarantees
 from bespoke.report.language import text_parts
 from bespoke.report.report import Report
 from bespoke.report.summary import BEFORE, MethodSummary, Summary
+from bespoke.statistics.converged import STILL_IMPROVING
 from bespoke.statistics.folders import RunSet
 from bespoke.statistics.formatting import (
     count,

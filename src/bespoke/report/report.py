@@ -22,20 +22,13 @@ from bespoke.statistics import significance
 from bespoke.statistics.acceptance import acceptances
 from bespoke.statistics.beyond import Beyond, beyond, read_rows, rows_metric
 from bespoke.statistics.clients import Cells
+from bespoke.statistics.converged import last_improvement
 from bespoke.statistics.cost import cost_of
 from bespoke.statistics.folders import FinishedRun, RunSet, load_clients, read_study
 from bespoke.statistics.formatting import metric_name
 from bespoke.statistics.harm import cost_of_attack
 from bespoke.statistics.language import language_rows
-from bespoke.statistics.parts import (
-    excluded,
-    is_personal,
-    largest_cluster,
-    last_improvement,
-    mean_of,
-    revealed,
-    unnamed,
-)
+from bespoke.statistics.parts import excluded, is_personal, largest_cluster, mean_of, revealed, unnamed
 from bespoke.statistics.versus_baseline import Against, by_group, paired
 
 if TYPE_CHECKING:

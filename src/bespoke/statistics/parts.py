@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import numpy as np
 from bespoke.records import RunRecord
 from bespoke.statistics import clients as over
 from bespoke.statistics.clients import OverSeeds
-from bespoke.statistics.folders import FinishedRun, numbered
+from bespoke.statistics.folders import FinishedRun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,33 +53,6 @@ def largest_cluster(runs: Sequence[FinishedRun]) -> OverSeeds | None:
     """The share of the last round's clients in the largest cluster; None without clusters."""
     shares = [list(run.largest_shares().values()) for run in runs]
     return over.over_seeds(share[-1] for share in shares if share) if any(shares) else None
-
-
-def last_improvement(runs: Sequence[FinishedRun], metric: str, lower: bool) -> float:
-    """How much the validation curve gained in the last fifth of its rounds, relative to its end; the mean over seeds.
-
-    Where the curve has no point a fifth of the rounds before its end, the gain since the point before is taken in
-    proportion. NaN without a curve of at least ten rounds in the last stage that has rounds.
-    """
-    found = [improvement for run in runs if math.isfinite(improvement := _last_improvement(run, metric, lower))]
-    return fmean(found) if found else math.nan
-
-
-def _last_improvement(run: FinishedRun, metric: str, lower: bool) -> float:
-    lines = [(number, line) for number, line in numbered(run.lines("rounds.jsonl"))]
-    trained = [line.get("stage") for _, line in lines if line.get("round")]
-    curve = {
-        number: float(value)
-        for number, line in lines
-        if trained and line.get("stage") == trained[-1]
-        and (value := (line.get("validation") or {}).get(metric)) is not None and math.isfinite(value)
-    }  # fmt: skip
-    if len(curve) < 2 or max(curve) - min(curve) < 10:
-        return math.nan
-    last, fifth = max(curve), (max(curve) - min(curve)) / 5
-    before = max(number for number in curve if number <= last - fifth)
-    gain = (curve[before] - curve[last]) * (1 if lower else -1) * fifth / (last - before)
-    return gain / abs(curve[last]) if curve[last] else math.nan
 
 
 def excluded(runs: Sequence[FinishedRun]) -> dict[str, int]:
