@@ -72,8 +72,8 @@ def compare(
     model: the name of one of bespoke's models, a result of `bespoke.model`, a function that makes a torch.nn.Module, or
     "package.module:name" of either; options go into settings={"model": {...}}.
     The data decide what you leave out: methods, model, metric and rounds (see study/defaults.py). Methods, sources and
-    metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the report
-    also shows `metrics`.
+    metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the
+    report also shows `metrics`.
     `settings` are further tables of an experiment file, for example {"cohort": {"size": 50}}. `jobs`: runs at a time
     (None: as many as cores); a script with several needs `if __name__ == "__main__":`. `callbacks` observe every run or
     end its stages early: `bespoke.EarlyStop()`, `bespoke.TensorBoard("logs")`.

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.data.splits import Rows
 from bespoke.errors import UserError
 from bespoke.federation.calls import Call, serve
@@ -116,14 +116,14 @@ class Lending:
     """The population on disk, for several workers to map. A move replaces it by another one."""
 
     def __init__(self, population: Population, workers: int) -> None:
-        self.population, self.lent = population, Lent(population)
-        self.before: Lent | None = None  # the previous copy, until all workers have moved
+        self.population, self.copy = population, SharedCopy(population)
+        self.before: SharedCopy | None = None  # the previous copy, until all workers have moved
         self.workers, self.moved = workers, 0
 
     def folder_of(self, population: Population) -> Path:
         if population is not self.population:
-            self.before, self.lent, self.population, self.moved = self.lent, Lent(population), population, 0
-        return self.lent.folder
+            self.before, self.copy, self.population, self.moved = self.copy, SharedCopy(population), population, 0
+        return self.copy.folder
 
     def worker_moved(self) -> None:
         """Counts a worker that has opened the current population. The last one closes the previous copy."""
@@ -136,9 +136,9 @@ class Lending:
         """Counts a worker that has ended. The last one closes the copies."""
         self.workers -= 1
         if not self.workers:
-            for lent in (self.before, self.lent):
-                if lent is not None:
-                    lent.close()
+            for copy in (self.before, self.copy):
+                if copy is not None:
+                    copy.close()
 
 
 class Worker:
@@ -148,7 +148,7 @@ class Worker:
         self.name, self.lending = name, lending
         self.operation = ""  # of the last call
         self.pipe, theirs = CONTEXT.Pipe()
-        self.child = Child(_serve, (theirs, lending.lent.folder, mode), mode.threads)
+        self.child = Child(_serve, (theirs, lending.copy.folder, mode), mode.threads)
         theirs.close()
 
     def start(self, call: Call) -> None:
