@@ -25,8 +25,8 @@ from bespoke.federation.processes import CONTEXT
 from bespoke.runs.events import Interrupted
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
+from bespoke.study.job import Job
 from bespoke.study.run_process import ForwardingCallback, RunProcess
-from bespoke.study.scheduler import Job
 from command import bespoke as command
 from command import refused
 from kills import assert_identical, contents

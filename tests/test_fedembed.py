@@ -129,7 +129,7 @@ def test_the_triplet_loss_comes_first_and_decides_the_head() -> None:
     2, where the loss is silent; so the head is the first, with which the client trains. e is 2 - 0.01 * 26."""
     method = made("prototype", triplet_lr=0.4, triplets=3)
     params = server_of(method)
-    assert int(method.place({"params": params}, torch.tensor([6.0]), torch.tensor(0))) == 1
+    assert int(method.heads.place({"params": params}, torch.tensor([6.0]), torch.tensor(0))) == 1
     private, up = method.client_round({"params": params}, known(method, 6.0), one_row(method))
     close(private["embedding"], [1.74])
     assert float(up["delta"]["heads.bias"][0]) != 0
@@ -150,7 +150,7 @@ def test_negatives_are_all_others_and_never_oneself() -> None:
     seen = set()
     for key in range(60):
         batches = rows([1.0], [1.0], [1], Batching(), key)
-        moved = method.attracted(params, torch.zeros(1), torch.tensor(1), batches)
+        moved = method.heads.attracted(params, torch.zeros(1), torch.tensor(1), batches)
         seen.add(float(moved))  # -0.5 * 2 (negative - 1)
     assert seen == {1.0, -2.0, -8.0}
 

@@ -10,7 +10,7 @@ import torch
 from bespoke.declarations import Reveal, reveals
 from bespoke.method import Cohort, Setting
 from bespoke.methods import PFedKM
-from bespoke.methods.pfedkm import kmeans
+from bespoke.methods.parts.kmeans import kmeans
 from bespoke.models.networks import MLP
 from bespoke.models.task import Regression
 from bespoke.tensors import tree_map

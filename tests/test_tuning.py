@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -29,9 +30,10 @@ from bespoke.experiment.reading import read_config
 from bespoke.experiment.search_space import Range, applied, grid, merged, probes, read_space
 from bespoke.federation.processes import WorkerFailed
 from bespoke.methods import METHODS
-from bespoke.study import comparison, tuning
+from bespoke.study import comparison, scheduler, tuning
 from bespoke.study.comparison import Comparison
-from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.job import Job
+from bespoke.study.run_pool import RunPool
 from bespoke.study.tuning import Trial, best, folder_name
 from command import bespoke, plain_table, refused, write_csv
 
@@ -404,8 +406,35 @@ def test_a_run_waits_for_the_stage_it_starts_from(tmp_path: Path) -> None:
 
 
 def test_short_work_is_done_before_processes_would_be_up(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Jobs, "_start", lambda *_: pytest.fail("processes for nothing"))
+    started: list[RunPool] = []
+    monkeypatch.setattr(scheduler, "START_SECONDS", 600.0)
+    monkeypatch.setattr(RunPool, "_start", started.append)
     assert library.tune("exp.toml", "out", jobs=None)["best"]["validation"] > 0
+    assert not started
+
+
+def test_a_pool_starts_in_the_background_and_ends_its_processes(tmp_path: Path) -> None:
+    rows = {name: (np.zeros((4, 2)), np.zeros(4)) for name in ("a", "b")}
+    pool = RunPool(library.population(rows, task="regression"), tmp_path / "stages", 2, ())
+    try:
+        pool.start(after=600)
+        pool.postpone()  # the work was short
+        assert not pool.processes
+        assert not pool.ready
+        pool.start()
+        deadline = time.monotonic() + 300
+        while not pool.ready:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        before = list(pool.processes)
+        assert pool.started() == before  # no further ones
+        assert len(before) == 2
+        pool.postpone()  # too late: nothing happens
+        assert pool.ready
+    finally:
+        pool.close()
+    assert not any(process.child.process.is_alive() for process in before)
+    assert not pool.processes
 
 
 # Interrupted

@@ -204,7 +204,7 @@ def test_a_forged_header_is_refused() -> None:
     refused(forged({**settle, "settle": ["1", None]}), "not of the kind 'number'")
     refused(forged({**settle, "call": "kept_layers"}), "kept_layers takes point")
     refused(forged({"call": "kept_layers", "values": {"tree": {"point": 3}}, "settle": None}), "not of the kind 'text'")
-    refused(forged({"call": "hello", "values": {"tree": {}, "more": 1}, "settle": None}), "and something else")
+    refused(forged({"call": "hello", "values": {"tree": {}, "more": 1}, "settle": None}), "and another key")
     refused(forged({"call": "hello", "values": {"object": "os.system"}, "settle": None}), "'object'")
     refused(forged({"call": "hello", "values": {"tensor": "0"}, "settle": None}), "cannot be read")
     refused(forged(settle, spare=torch.zeros(1)), "holds 1 arrays that its header does not name")
@@ -226,7 +226,7 @@ def test_an_answer_to_something_else_is_refused() -> None:
     with pytest.raises(WireError, match=r"the answer to train is not of the kind 'partial' \(it is a dict\)"):
         decode_answer(encode_answer("train", {}), "train")
     roster = Roster(["a"], client_keys(["a"]), np.array([1, 2]))
-    with pytest.raises(WireError, match="of the same clients"):
+    with pytest.raises(WireError, match="belong to different clients"):
         decode_answer(encode_answer("hello", roster), "hello")
 
 

@@ -1,5 +1,5 @@
-"""The values that a method declares: see bespoke.method. Everything that the rest of the package knows of a method
-without running it follows from these: traffic, privacy, robust rules, which stages fit, reports."""
+"""The values that a method declares: see bespoke.method. The rest of the package knows a method by these alone, without
+running it: for traffic, privacy, robust rules, the order of stages, and reports."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Card:
     title: str = ""  # in print; if empty, the name of its class
     personal: str = "the global model itself"  # what a client ends up with
     unseen: str = "a client that never trained gets the global model"
-    after: str = ""  # the method whose model it starts from, as a stage before it
+    after: str = ""  # the method of an earlier stage, from whose model it starts
     tunes: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # knobs that `compare` chooses on validation data
-    tunes_exact: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # the same where its knob solver is "exact"
+    tunes_exact: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # the same if its knob solver is "exact"
 
 
 class Reveal(Enum):
@@ -38,8 +38,8 @@ class Sent:
     """A field of the message that a client sends."""
 
     reveal: Reveal
-    change: str | None = None  # it is a shared model's change, times the weight sent as this field ("": unweighted)
-    rows: tuple[str, ...] = ()  # its leaves, by prefix ("": all), with a row a cluster, zeros but for the client's own
+    change: str | None = None  # a shared model's change, multiplied by the weight in this field ("": unweighted)
+    rows: tuple[str, ...] = ()  # leaves (by prefix; "": all) with a row per cluster, zero except the client's own
 
 
 def reveals(uplink: dict[str, Sent]) -> dict[str, Reveal]:
@@ -48,7 +48,7 @@ def reveals(uplink: dict[str, Sent]) -> dict[str, Reveal]:
 
 
 def changes(uplink: dict[str, Sent]) -> dict[str, str]:
-    """The fields that are changes of a shared model, with the field of the weight that they were multiplied by."""
+    """The fields that are changes of a shared model, each with the field of its weight."""
     return {name: sent.change for name, sent in uplink.items() if sent.change is not None}
 
 
@@ -57,13 +57,13 @@ class Needs:
     """What a method requires. A number is an upper limit; 0 means no limit."""
 
     linear: bool = False  # a model of one affine layer
-    head: bool = False  # an affine last layer under a known loss, to be solved
+    head: bool = False  # an affine last layer under a known loss, which can be solved
     smooth: bool = False  # a loss with a second derivative
-    last: bool = False  # a model whose last layer is known by name
-    still: bool = False  # no buffers that change in training and travel: its steps are not those of parts/descend.py
-    words: bool = False  # rows that can be read as words
+    last: bool = False  # a model whose last layer has a known name
+    still: bool = False  # no buffers that training changes: its steps are not those of parts/descend.py
+    words: bool = False  # rows of words
     groups: bool = False  # clients in groups, given or found by the stage before
-    everyone: bool = False  # all clients take part in its rounds, whatever the cohort
+    everyone: bool = False  # all clients take part in every round
     clients: int = 0
     coefficients: int = 0  # in the last layer
     parameters: int = 0  # in the model
@@ -97,7 +97,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nothing with which another method could start."""
+    """No model with which another method could start."""
 
     def __str__(self) -> str:
         return "no model of its kind"
@@ -108,7 +108,7 @@ Models = One | PerGroup | Stacked | Nothing
 
 @dataclass(frozen=True)
 class Handoff:
-    """What `Method.params` gives the next stage, and what a method may start from."""
+    """The models that `Method.params` gives the next stage, and those from which a method may start."""
 
     gives: Models = One()
     takes: tuple[Models, ...] = (One(),)
@@ -119,14 +119,14 @@ class Choosing:
     """How a client's personal model is chosen among candidates."""
 
     by: str = "global"  # who chooses: see bespoke.experiment.choosing.choose
-    keep_shared: bool = True  # the first candidate, what a client without a personal model has, may be chosen too
+    keep_shared: bool = True  # the first candidate, the shared model, may be chosen too
 
 
 def stackable(when: Callable[[Any], bool] = lambda method: True) -> Callable[[Function], Function]:
-    """Marks a client_round that takes stacked clients, too, for a method of which `when` is true.
+    """Marks a client_round that also takes stacked clients, for methods of which `when` is true.
 
-    It may have whole descents and elementwise sums only. A function that is put in the place of a marked one has no
-    mark. Where client_round calls a function that methods may replace, that one is marked, too, and `when` asks for it.
+    It may have whole descents and elementwise sums only. A function that overrides a marked one has no mark. If
+    client_round calls a function that methods may override, that function is marked too, and `when` checks its mark.
     """
 
     def marked(function: Function) -> Function:

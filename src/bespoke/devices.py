@@ -73,7 +73,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def onto(tree: T, device: torch.device) -> T:
-    """The tree on this device; leaves that are there already are not copied."""
+    """The tree on this device; leaves that are already there are not copied."""
     return tree_map(lambda leaf: leaf.to(device), tree)
 
 
@@ -83,5 +83,5 @@ def home(tree: T) -> T:
 
 
 def working_on(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which new tensors are created on this device, so that a method's code names none."""
+    """A context in which new tensors are created on this device, so that methods need not name it."""
     return nullcontext() if device.type == "cpu" else device

@@ -1,8 +1,8 @@
-"""Digests by which later damage to a file is noticed.
+"""Digests, which detect later damage to files.
 
-Files that are written whole carry a digest of their own (checkpoints, segments of private state, JSON). Files that
-others depend on are digested there: a checkpoint holds the digests of the logs up to its round, result.json those of
-the finished run, `whole` those of a shared stage. What was written before there were digests is read as it is.
+Files that are written at once carry their own digest (checkpoints, segments of private state, JSON). Other digests are
+in the files that depend on them: a checkpoint has those of the logs up to its round, result.json those of the finished
+run, `whole` those of a shared stage. Files of older versions, which have no digests, are read without a check.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from bespoke.errors import UserError
 
-SEAL = "seal"  # the key under which JSON carries its digest
+SEAL = "seal"  # the key of the digest in JSON
 NO_RESULT = (  # in a run folder: may change after its end
     "result.json", "timing.jsonl", "report.html", "summary.json", "forgotten.json", "forgetting.safetensors",
 )  # fmt: skip
@@ -59,17 +59,17 @@ def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> di
 
 
 def _of_record(record: Mapping[str, object]) -> str:
-    plain = json.loads(json.dumps(record))  # as it comes back from a file: keys are texts, tuples are lists
+    plain = json.loads(json.dumps(record))  # the form after reading: keys are texts, tuples are lists
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
 def read_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
-    """A JSON object whose digest is right, or that has none."""
+    """Reads a JSON object and checks its digest, if it has one."""
     return check_seal(parsed_json(path, advice), path, advice)
 
 
 def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
-    """A JSON object, whatever its digest."""
+    """Parses a JSON object without checking its digest."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -80,7 +80,7 @@ def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no key comes twice, as in all that is written here."""
+    """An object without duplicate keys; bespoke never writes any."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key comes twice")
@@ -98,7 +98,7 @@ def results(folder: Path) -> list[Path]:
 
 
 def check_files(folder: Path, expected: dict[str, str], advice: str) -> None:
-    """Compare files with their digests; the first that differs is named."""
+    """Compares files with their digests; the error names the first that differs."""
     for name, known in expected.items():
         found = file_digest(folder / name)
         if found != known:
@@ -107,7 +107,7 @@ def check_files(folder: Path, expected: dict[str, str], advice: str) -> None:
 
 
 def check_finished(folder: Path, result: Mapping[str, Any]) -> None:
-    """Compare the files of a finished run with what result.json says of them."""
+    """Compares the files of a finished run with their digests in result.json."""
     written = result.get("written") or {}
     if written and written.get("run") != file_digest(folder / "config.toml"):
         raise Damaged(
@@ -119,7 +119,7 @@ def check_finished(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def broken_line(text: bytes) -> str:
-    """The damaged lines of a log, as far as they can be found: the first that is not a JSON object."""
+    """The damaged line of a log in words: the first that is not a JSON object, if there is one."""
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
         try:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def register(thing: T | None = None, *, kind: str = "", name: str = "") -> T | Callable[[T], T]:
-    """Give a method, or with `kind` anything else that has a registry, a short name; returns it.
+    """Gives a short name to a method, or with `kind` to anything else that has a registry; returns the object.
 
         @bespoke.register                                        # under the name on its card
         class FedPer(Method): ...
@@ -31,7 +31,7 @@ def register(thing: T | None = None, *, kind: str = "", name: str = "") -> T | C
         @bespoke.register(kind="source", name="clinics")
         def load(year: int = 2024) -> Population: ...
 
-    The name is known from then on in this process. Files hold "package.module:name" in its place.
+    The name is known in this process. Files hold "package.module:name" instead.
     """
     if thing is None:
         return lambda given: register(given, kind=kind, name=name)  # type: ignore[return-value]

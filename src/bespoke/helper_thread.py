@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Helper:
-    """Sleeps until it is given a call. Two locks: a pool with its futures costs more than what a small round gives it.
+    """A thread that executes one call at a time. It has two locks, because futures cost more than a small round.
 
     Calls go strictly start, finish, start, finish.
     """
@@ -29,7 +29,7 @@ class Helper:
             function, arguments = self.call
             try:
                 self.result = function(*arguments)
-            except BaseException as error:  # it belongs to whoever waits
+            except BaseException as error:  # raised by `finish`
                 self.failure = error
             self.done.release()
 
@@ -38,7 +38,7 @@ class Helper:
         self.go.release()
 
     def finish(self) -> Any:
-        """Wait for the call; what it returned, or raises what it raised."""
+        """Waits for the call; returns its result or raises its exception."""
         self.done.acquire()
         result, failure = self.result, self.failure
         self.call = self.result = self.failure = None

@@ -1,10 +1,10 @@
-"""Code outside of bespoke, named "package.module:name", and the check of who may name it.
+"""Imports code outside of bespoke by its name "package.module:name", if the name is trusted.
 
-To import a module is to run it, so a name is followed only where the user gave it: on the command line, in the
-experiment file of the command, from Python. A name that stands in a run folder or an export may be somebody else's. It
-is followed if the user allows exactly this name (`bespoke --trust NAME`, `bespoke.trust(NAME)`, or the environment
-variable BESPOKE_TRUST), or if an installed package offers it as an entry point of bespoke. What is allowed lies in the
-environment, so worker processes have it, too.
+An import executes code. So a name is imported only if the user gave it: on the command line, in the experiment file of
+the command, or from Python. A name in a run folder or an export may come from another person. It is imported if the
+user allows exactly this name (`bespoke --trust NAME`, `bespoke.trust(NAME)`, or the environment variable
+BESPOKE_TRUST), or if an installed package offers it as an entry point of bespoke. Allowed names are in the environment,
+so worker processes have them too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TRUST = "BESPOKE_TRUST"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _SCRIPT = ("__main__", "__mp_main__")
 _log = logging.getLogger("bespoke")
-_held: dict[str, Any] = {}  # objects that this program handed over, by the name they have in their module
+_held: dict[str, Any] = {}  # objects that this program passed to bespoke, by their name in their module
 
 
 def is_outside(name: object) -> bool:
-    """Whether this is the name of something in a module: "package.module:name"."""
+    """Whether this is a name of the form "package.module:name"."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def trust(*names: str) -> None:
-    """Allow these names ("package.module:name") to be imported, by this process and those that it starts."""
+    """Allows this process and its children to import these names ("package.module:name")."""
     for name in names:
         if not is_outside(name):
             raise UserError(f"trust: {name!r} is not of the form 'package.module:name'")
@@ -42,7 +42,7 @@ def trust(*names: str) -> None:
 
 
 def trust_named(given: Any) -> Any:
-    """Allow every name of this form in what the user gave: a text, or tables and lists of texts; returns it."""
+    """Allows every name of this form in a value from the user (a text, or tables and lists of texts); returns it."""
     trust(*filter(is_outside, _texts(given)))
     return given
 
@@ -64,7 +64,7 @@ def _allowed() -> list[str]:
 
 @cache
 def entry_points() -> dict[str, metadata.EntryPoints]:
-    """What installed packages offer to bespoke, by group; read once, when first needed."""
+    """The entry points of installed packages for bespoke, by group. They are read once."""
     found = metadata.entry_points()
     return {group: found.select(group=group) for group in found.groups if group.startswith("bespoke.")}
 
@@ -92,7 +92,7 @@ def imported(named: str, where: str) -> Any:
     try:
         home = import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # it needs a module that is missing
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # a module that it imports is missing
             raise _failed(named, where, error) from error
         raise UserError(
             f"{where}: {named!r}: there is no module {error.name!r}. Modules are looked for in the current directory "
@@ -107,7 +107,7 @@ def imported(named: str, where: str) -> Any:
 
 
 def only_here(named: str) -> str:
-    """Why no other process finds this object, and what to do, in words."""
+    """Explains why no other process can import this object, and what to do."""
     return (
         f"{named!r} was defined in a script, a notebook or a function, so other processes and later commands cannot "
         f"import it. Put it into a module of its own, mine.py for example, and name it as 'mine:"
@@ -117,7 +117,7 @@ def only_here(named: str) -> str:
 
 def announce() -> None:
     """Prints to stderr which modules are imported, and what named them."""
-    handler = logging.StreamHandler()  # to stderr as it is now, guarded
+    handler = logging.StreamHandler()  # the current stderr, which is guarded
     handler.setFormatter(logging.Formatter("bespoke: %(message)s"))
     _log.handlers = [handler]
     _log.setLevel(logging.INFO)
@@ -133,9 +133,9 @@ def _failed(named: str, where: str, error: BaseException) -> UserError:
 
 
 def handed_over(thing: Any) -> str:
-    """The name of a class or function that the program itself hands over; by this name it is found from now on.
+    """Registers a class or function that the program passes to bespoke, and returns its name.
 
-    Other processes and later commands import it by the same name, which works if `importable(name)`.
+    Other processes and later commands import it by this name, if `importable(name)`.
     """
     name = f"{thing.__module__}:{thing.__qualname__}"
     _held[name] = thing
@@ -145,7 +145,7 @@ def handed_over(thing: Any) -> str:
 
 
 def by_name(given: Any) -> Any:
-    """The same text, tables and lists with every class and function in them replaced by its name: see `handed_over`."""
+    """The same text, tables and lists with every class and function replaced by its name: see `handed_over`."""
     if isinstance(given, dict):
         return {key: by_name(entry) for key, entry in given.items()}
     if isinstance(given, list | tuple):
@@ -154,7 +154,7 @@ def by_name(given: Any) -> Any:
 
 
 def importable(named: str) -> bool:
-    """Whether other processes find an object by this name: not if it was defined in a script, a notebook or a call."""
+    """Whether other processes can import this name. Objects of a script, a notebook or a function cannot be."""
     module, _, name = named.partition(":")
     if not is_outside(named) or module in _SCRIPT:
         return False
@@ -162,5 +162,5 @@ def importable(named: str) -> bool:
 
 
 def bound_to_this_process(given: Any) -> list[str]:
-    """Names of objects that the program handed over, and that no other process can import."""
+    """The names of objects that the program passed to bespoke and that no other process can import."""
     return [name for name in _texts(given) if name in _held and not importable(name)]

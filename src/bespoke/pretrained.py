@@ -1,7 +1,7 @@
 """Pretrained language models by local folder, GGUF file, short name or hub name; each is loaded once per process.
 
-Every client and task of a process shares the one copy. It is never sent, stored with a client or pickled: a worker
-process is told the name and loads the model from its place.
+All clients and tasks of a process share one copy. It is never sent, stored with a client or pickled: a worker process
+gets the name and loads the model itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ WHEELS = {
 
 
 def store() -> Path:
-    """Where models lie by name: in the user's cache, or in BESPOKE_MODELS; `bespoke models get` puts some there."""
+    """The folder of named models: BESPOKE_MODELS, or the user's cache. `bespoke models get` stores models there."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("BESPOKE_MODELS") or Path(base) / "bespoke" / "models")
 
 
 def at_hand() -> list[dict[str, Any]]:
-    """The models that can be taken by name, and where they lie if they were."""
+    """The models that can be used by name, with their folder if they are stored."""
     found = []
     for name, wheel in WHEELS.items():
         path = store() / name / Path(wheel.member).name
@@ -85,7 +85,7 @@ def get(name: str) -> Path:
 
 
 def location(name: str) -> tuple[str, dict[str, str]]:
-    """The arguments with which transformers opens a model: a folder or hub name, and a GGUF file in it."""
+    """The arguments for transformers: a folder or hub name, and a GGUF file in it."""
     path = Path(name)
     if not path.exists() and path.name == name and (store() / name).is_dir():
         path = store() / name
@@ -107,7 +107,7 @@ def location(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _opened(kind: str, name: str, **options: Any) -> Any:
-    """What transformers makes of a model's place, quietly; a failure in words."""
+    """Opens a model by transformers without its output; a failure becomes a UserError."""
     try:
         import transformers
     except ImportError:
@@ -135,7 +135,7 @@ def _opened(kind: str, name: str, **options: Any) -> Any:
 def unpacked(packed: Path) -> Path:
     """The folder of a GGUF file's model in single precision, in the store by the file's digest; made once.
 
-    Unpacking takes a process most of a minute. The folder appears by one rename, so that it is whole or not there.
+    Unpacking takes most of a minute. The folder appears by one rename, so it is complete or absent.
     """
     import torch
     import transformers
@@ -146,16 +146,16 @@ def unpacked(packed: Path) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    config = getattr(transformers, "GgufConfig", None)  # of releases that can leave weights packed
+    config = getattr(transformers, "GgufConfig", None)  # releases that can keep weights packed have it
     with tempfile.TemporaryDirectory(dir=target.parent) as folder, torch.random.fork_rng(devices=[]):
         made = Path(folder) / "model"
-        with contextlib.redirect_stderr(io.StringIO()):  # bars of the reader of GGUF files, which no setting turns off
+        with contextlib.redirect_stderr(io.StringIO()):  # the GGUF reader's bars, which no setting turns off
             where = {"pretrained_model_name_or_path": packed.parent, "gguf_file": packed.name}
             whole = {"quantization_config": config(dequantize=True)} if config else {}
             transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(made)
             model = transformers.AutoModelForCausalLM.from_pretrained(**where, **whole, dtype=torch.float32)
             model.save_pretrained(made)
-        with contextlib.suppress(OSError):  # another process was faster: its folder is as good
+        with contextlib.suppress(OSError):  # another process was faster; its folder is the same
             made.rename(target)
     return target
 
@@ -168,12 +168,12 @@ class ModelFacts:
     width: int
     begin: int  # the token before a text
     end: int  # the token after it
-    longest: int  # positions that it was trained with
+    longest: int  # positions in its training
 
 
 @cache
 def facts(name: str) -> ModelFacts:
-    """Read a model's configuration."""
+    """Reads a model's configuration."""
     config = _opened("AutoConfig", name)
     begin, end = (_first(getattr(config, f"{which}_token_id", None)) for which in ("bos", "eos"))
     if begin is None and end is None:
@@ -191,15 +191,12 @@ def _first(token: Any) -> int | None:
 
 
 def language_model(name: str, low: bool = False) -> Any:
-    """The model itself in single precision, of which nothing can be trained, on the device that is worked on.
-
-    `low`: a copy of it in bfloat16.
-    """
+    """The frozen model in single precision on the current device; `low`: a copy in bfloat16."""
     return _model(name, working_device(), low)
 
 
 def working_device() -> str:
-    """Where new tensors lie: the host's device in what clients do, else the CPU (see bespoke.devices)."""
+    """The device of new tensors: the host's device in client work, else the CPU (see bespoke.devices)."""
     import torch
 
     return str(torch.get_default_device())
@@ -221,7 +218,7 @@ def _model(name: str, device: str, low: bool) -> Any:
 
 @cache
 def tokenizer(name: str) -> Any:
-    """The tokenizer that the model was trained with, as the package tokenizers has it."""
+    """The tokenizer of the model, as an object of the package tokenizers."""
     found = getattr(_opened("AutoTokenizer", name), "backend_tokenizer", None)
     if found is None:
         raise UserError(

@@ -1,8 +1,8 @@
 """Randomness keyed by its purpose: (seed, round, client, purpose). The order of calls does not matter.
 
-Every draw is a pure function of its key words, so a result depends neither on having been interrupted nor on
-engine, chunk size or number of workers. Words are mixed by the finalizer of SplitMix64 (Steele, Lea and Flood 2014),
-vectorized over clients and rows; where a distribution is wanted, the mixed key seeds numpy's counter-based Philox.
+Every draw is a pure function of its key words, so a result does not depend on interruptions, engine, chunk size or
+number of workers. The finalizer of SplitMix64 (Steele, Lea and Flood 2014) mixes the words, vectorized over clients
+and rows. For other distributions, the mixed key seeds numpy's counter-based Philox.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _word(word: Word) -> NDArray[np.uint64] | np.uint64:
 
 
 def mix(*words: Word) -> NDArray[np.uint64]:
-    """Hash key words, broadcast against each other, into well-spread 64-bit integers."""
+    """Hashes key words, broadcast against each other, into 64-bit integers."""
     with np.errstate(over="ignore"):
         state = np.asarray(_GOLDEN)
         for word in words:
@@ -83,7 +83,7 @@ def shuffles(key: Word, clients: NDArray[np.uint64], sizes: NDArray[np.int64]) -
     segment_bits = max(len(sizes) - 1, 1).bit_length()
     random_bits = 64 - row_bits - segment_bits
     segment = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
-    if random_bits < 24:  # too few to break ties fairly: sort by the whole 64 bits instead
+    if random_bits < 24:  # too few bits for fair ties: sort by all 64 bits instead
         return row[np.lexsort((random, segment))]
     packed = segment << np.uint64(64 - segment_bits)
     packed |= (random >> np.uint64(64 - random_bits)) << np.uint64(row_bits)
@@ -93,9 +93,9 @@ def shuffles(key: Word, clients: NDArray[np.uint64], sizes: NDArray[np.int64]) -
 
 
 def permuted(position: NDArray[np.int64], size: int, *words: Word) -> NDArray[np.int64]:
-    """Where `position` of range(size) goes under a keyed permutation, in O(1) memory: a Feistel network, cycle-walked.
+    """The image of `position` under a keyed permutation of range(size), in O(1) memory: a cycle-walked Feistel network.
 
-    Round-robin sampling needs the k-th client of a random order without ever writing that order down.
+    Round-robin sampling needs the k-th client of a random order without storing the order.
     """
     half = max((max(size - 1, 1).bit_length() + 1) // 2, 1)
     mask = np.uint64((1 << half) - 1)

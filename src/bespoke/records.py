@@ -1,6 +1,6 @@
 """The types of result.json, compare.json and tune.json. Numbers that are not finite are null there.
 
-A key that is not required is left out where there is nothing to say, or was not known to an earlier version.
+Optional keys are absent if they do not apply, or in files of earlier versions.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class PrivacyRecord(TypedDict):
     rate: float
     released: PrivacyView
     messages: PrivacyView
-    stages: list[dict[str, Any]]  # what the models of each stage tell by themselves
-    statistics: NotRequired[PrivacyView]  # what was learned of the data before training
+    stages: list[dict[str, Any]]  # what the models of each stage reveal by themselves
+    statistics: NotRequired[PrivacyView]  # for statistics of the data before training
 
 
 class PrivacyCost(TypedDict, total=False):
-    """What several private runs cost together; empty where one of them is not private."""
+    """The combined cost of several private runs; empty if one of them is not private."""
 
     runs: int
     delta: float
@@ -68,7 +68,7 @@ class RunRecord(TypedDict, total=False):
     seed: Required[int]
     format: int
     validation: Number
-    candidate: str  # chosen by a run that only chooses
+    candidate: str  # the choice of a tuning run
     metric: str
     lower_is_better: bool
     metrics: list[str]
@@ -84,7 +84,7 @@ class RunRecord(TypedDict, total=False):
     excluded: dict[str, int]  # by client: rounds in which its update was not finite
     rows_metric: str
     query: Number
-    chosen: dict[str, Any]  # candidate, by_client, who: empty where there was nothing to choose
+    chosen: dict[str, Any]  # candidate, by_client, who; empty without a choice
     candidates: dict[str, Number]  # by candidate: its score on validation rows
     accept: dict[str, Any]
     privacy: PrivacyRecord
@@ -92,11 +92,11 @@ class RunRecord(TypedDict, total=False):
     robust: dict[str, Any]
     notes: list[str]
     stopped: list[dict[str, Any]]  # stages that callbacks ended early
-    written: dict[str, Any]  # digests of the files it stands on
+    written: dict[str, Any]  # digests of the other files
 
 
 class MethodRecord(TypedDict, total=False):
-    """A method of a comparison: what it declares, what was tried of it and what was chosen. Empty for loose runs."""
+    """A method of a comparison: its declarations, its trials and its chosen knobs. Empty for separate runs."""
 
     label: str
     name: str
@@ -121,7 +121,7 @@ class MethodRecord(TypedDict, total=False):
 
 
 class TrialOfMethod(TypedDict):
-    """A setting of a method that a comparison tried; `values`: by seed, where there were several."""
+    """A setting of a method that a comparison tried; `values`: by seed, if there were several."""
 
     knobs: Knobs
     validation: Number
@@ -138,7 +138,7 @@ class ReferenceRecord(TypedDict):
 
 
 class CompareRecord(TypedDict, total=False):
-    """compare.json. A report on loose run folders has none: it is empty then."""
+    """compare.json; empty for a report on separate run folders."""
 
     format: int
     title: str
@@ -148,7 +148,7 @@ class CompareRecord(TypedDict, total=False):
     baseline: str
     references: list[ReferenceRecord]
     checks: list[dict[str, str]]
-    settled: dict[str, Any]  # what nobody said, and the data settled
+    settled: dict[str, Any]  # decisions that the data made
     methods: list[MethodRecord]
     seeds: list[int]
     tune_seeds: list[int]

@@ -1,9 +1,8 @@
-"""Registries: what bespoke knows by name, and three ways to add to it.
+"""Registries: everything that bespoke knows by name, and three ways to add to it.
 
-A method, data source, metric, ... of your own is named as "package.module:name"; or handed over as an object from
-Python, which is then known by that same name; or offered under a short name, by `@bespoke.register` or by an installed
-package as an entry point of the registry's group. What is recorded in files is always "package.module:name", so that
-worker processes and later commands find it by themselves.
+A method, data source, metric, ... of your own is named as "package.module:name"; or passed as an object from Python; or
+has a short name, by `@bespoke.register` or as an entry point of an installed package. Files always record
+"package.module:name", so that worker processes and later commands can import it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The things of one kind by name; as a mapping, those built in and those of others that were used so far."""
+    """The objects of one kind by name. As a mapping it has the built-in ones and the others that were used so far."""
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, T], check: Callable[[Any, str], T]) -> None:
-        """`check`: returns what was found under a name (or raises, with the place in words) if it is of this kind."""
+        """`check`: returns the object found under a name if it is of this kind, or raises an error with the place."""
         self.kind, self.group, self.built_in, self._check = kind, group, built_in, check
         self._others: dict[str, T] = {}  # by "package.module:name"
-        self._short: dict[str, str] = {}  # names given by `register`, and what they stand for
+        self._short: dict[str, str] = {}  # names given by `register`
 
     def recorded(self, given: Any, where: str) -> str:
-        """The name by which every process finds this: of an object, of a short name, or the name itself."""
+        """The name by which every process finds an object, given as itself, by a short name or by that name."""
         if not isinstance(given, str):
             name = handed_over(given)
             self._others[name] = self._check(given, f"{where}: {name}")
@@ -44,7 +43,7 @@ class Registry(Mapping[str, T], Generic[T]):
         raise unknown(self.kind, given, [*self.built_in, *self._short, *offered], where)
 
     def find(self, given: Any, where: str) -> T:
-        """What this names; an error if there is none, or if it is of another kind."""
+        """The object of this name; an error if there is none, or if it is of another kind."""
         name = self.recorded(given, where)
         if name in self.built_in:
             return self.built_in[name]
@@ -53,7 +52,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._others[name]
 
     def add(self, thing: Any, name: str) -> None:
-        """Give it a short name in this process."""
+        """Gives an object a short name in this process."""
         recorded = self.recorded(thing, "register")
         if name in self.built_in:
             raise UserError(f"register({recorded}): {name!r} is the name of a built-in {self.kind}; give it another")
@@ -70,12 +69,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return {name: value for name, value in found.items() if name not in self.built_in}
 
     def origins(self) -> dict[str, str]:
-        """Every name that is known without importing anything, and where it comes from; "" if it is built in."""
+        """Every name that is known without imports, with its origin; "" if it is built in."""
         registered = {name: f"{recorded} (registered)" for name, recorded in self._short.items()}
         return {**dict.fromkeys(self.built_in, ""), **self.offered(), **registered}
 
     def knows(self, name: str) -> bool:
-        """Whether `find` would look for it; nothing is imported."""
+        """Whether `find` would search for this name; nothing is imported."""
         here = name in self.built_in or name in self._others or name in self._short
         return here or is_outside(name) or name in self.offered()
 

@@ -31,12 +31,12 @@ _DTYPES = {
 
 
 def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | None = None) -> None:
-    """Write a safetensors file so that it is there whole or not at all, whenever the process is killed."""
+    """Writes a safetensors file atomically: after a kill at any moment it is complete or absent."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         save_file(apart(arrays), temporary, metadata=about)
         settle(temporary, path)
-    except SafetensorError as error:  # its text alone says what the operating system refused
+    except SafetensorError as error:  # only its text has the operating system's error
         number = re.search(r"(?:code:|os error) (\d+)", str(error))
         if number is None:
             raise
@@ -46,7 +46,7 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], about: dict[str, str] | 
 
 
 def apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays, each in memory of its own: safetensors refuses others, and a state may hold one array twice."""
+    """The arrays without shared memory, which safetensors refuses; a state may hold one array twice."""
     found: dict[str, Tensor] = {}
     taken: set[int] = set()
     for name, array in arrays.items():
@@ -58,7 +58,7 @@ def apart(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
+    """Writes a text file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -68,18 +68,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def settle(temporary: Path, path: Path) -> None:
-    """Give a finished file its name: flushed to disk first, so that the name never stands for half a file."""
-    with open(temporary, "r+b") as file:  # Windows flushes only what may be written
+    """Flushes a finished file to disk and gives it its name, which so never refers to half a file."""
+    with open(temporary, "r+b") as file:  # Windows flushes only writable files
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
 class RowReader:
-    """Reads stretches of rows of a safetensors file into memory of their own, without mapping the file.
+    """Reads ranges of rows of a safetensors file into new memory, without mapping the file.
 
-    Who is asked next is often known before: `ahead` reads in a thread of its own while the round before is computed, so
-    that rows which no cache holds cost no time. It needs the compiled loop of the extra `fast`; without it, nothing is
-    read ahead.
+    The next cohort is often known in advance. `ahead` reads its rows in a thread during the current round, so that rows
+    outside of the disk cache cost no time. This needs the compiled loop of the extra `fast`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,7 +91,7 @@ class RowReader:
         self.pending: tuple[Ints, dict[str, Tensor]] | None = None
 
     def read(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> dict[str, Tensor]:
-        """Rows begin ... begin + size of each pair, one after the other; `columns` tell their shapes and types."""
+        """Rows begin ... begin + size of each pair, concatenated; `columns` have their shapes and types."""
         pending, self.pending = self.pending, None
         if pending is not None:
             assert self.helper is not None
@@ -104,7 +103,7 @@ class RowReader:
         return rows
 
     def ahead(self, columns: dict[str, Tensor], begins: Ints, sizes: Ints) -> None:
-        """Begin to read what will be asked for next."""
+        """Starts to read the rows of the next `read`."""
         if self.pending is not None or not _compiles():
             return
         self.helper = self.helper or Helper()
@@ -115,7 +114,7 @@ class RowReader:
     def _requests(
         self, columns: dict[str, Tensor], begins: Ints, sizes: Ints
     ) -> tuple[dict[str, Tensor], tuple[Ints, Ints, Ints]]:
-        """Memory for the rows, and (address, place in the file, bytes) of every stretch."""
+        """Memory for the rows, and (address, position in the file, bytes) of every range."""
         total, before = int(sizes.sum()), np.cumsum(sizes) - sizes
         rows, requests = {}, []
         for name, column in columns.items():
@@ -136,7 +135,7 @@ def _compiles() -> bool:
 
 @cache
 def _read_loop() -> Callable[..., int]:
-    """(file, addresses, places, lengths) -> the first stretch that could not be read whole, or -1."""
+    """(file, addresses, positions, lengths) -> the first range that could not be read in full, or -1."""
     if not _compiles():
         return _read_one_by_one
     import numba
@@ -173,9 +172,9 @@ def _read_one_by_one(file: int, addresses: Ints, places: Ints, lengths: Ints) ->
 
 
 def open_arrays(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Map a safetensors file into memory: (arrays, metadata); costs nothing until rows are read.
+    """Maps a safetensors file into memory: (arrays, metadata). It costs nothing until rows are read.
 
-    The map is advised for random access: reading ahead would charge a cohort of a million clients for its neighbours.
+    The map is advised for random access, because reading ahead would also read the neighbours of every client.
     """
     try:
         with open(path, "rb") as file:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 Params = dict[str, Tensor]
 Tree = dict[str, Any]  # str -> Tensor or Tree
-BUFFERS = "buffers."  # begins the names of buffers that travel with parameters; no parameter's name begins so
-T = TypeVar("T")  # a Tensor, Params or a Tree: what goes in is what comes out
+BUFFERS = "buffers."  # prefix of buffers that travel with parameters; no parameter has it
+T = TypeVar("T")  # a Tensor, Params or a Tree: functions return the type that they get
 
 
 def tree_map(function: Callable[..., Tensor], tree: T, *others: Any) -> T:
-    """Apply to each leaf, and to the leaves at the same place of the other trees."""
+    """Applies a function to each leaf, and to the leaves at the same place of the other trees."""
     mapped: T = _mapped(function, tree, others)
     return mapped
 
@@ -27,7 +27,7 @@ def _mapped(function: Callable[..., Tensor], tree: Any, others: tuple[Any, ...])
 
 
 def named_map(function: Callable[[str, Tensor], Tensor], tree: T) -> T:
-    """Apply to each leaf and its name, which is that of `flatten`; a tree that is a leaf has an empty name."""
+    """Applies a function to each leaf and its name as in `flatten`. A tree that is a leaf has an empty name."""
     mapped: T = _named(function, tree, "")
     return mapped
 
@@ -74,7 +74,7 @@ def subtract(a: T, b: T) -> T:
 
 
 def scale(a: T, factor: float | Tensor) -> T:
-    """factor * a. A factor with dimensions belongs to the first ones of each leaf: a number per client."""
+    """factor * a. A factor with dimensions multiplies along the first ones of each leaf: a number per client."""
     if isinstance(factor, Tensor) and factor.dim():
         return tree_map(lambda leaf: leaf * factor.reshape(factor.shape + (1,) * (leaf.dim() - factor.dim())), a)
     return tree_map(lambda leaf: leaf * factor, a)
@@ -99,7 +99,7 @@ def norm(a: Any) -> Tensor:
 
 
 def stack(trees: list[T]) -> T:
-    """One tree whose leaves have a new first dimension: a client each. A single tree is not copied."""
+    """Stacks trees: leaves get a new first dimension, the client. A single tree is not copied."""
     if len(trees) == 1:
         return tree_map(lambda leaf: leaf[None], trees[0])
     return tree_map(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
@@ -111,13 +111,13 @@ def take(a: T, index: Any) -> T:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The Cholesky factor; NaN where a matrix is not definite, so that one client's trouble is its own."""
+    """The Cholesky factor; NaN for a matrix that is not definite, so that other clients are not affected."""
     factor, trouble = torch.linalg.cholesky_ex(matrix)
     return torch.where((trouble > 0)[..., None, None], torch.nan, factor)
 
 
 def finite_rows(a: Any) -> Tensor:
-    """For leaves with a first dimension of clients: which clients are finite throughout."""
+    """Marks the clients (the first dimension of leaves) whose leaves are finite throughout."""
     flags = [leaf.flatten(1).isfinite().all(1) if leaf.dim() > 1 else leaf.isfinite() for leaf in leaves(a)]
     return torch.stack(flags).all(0)
 
@@ -131,7 +131,7 @@ def count(a: Any) -> int:
 
 
 def flatten(tree: Any, prefix: str = "") -> Params:
-    """Nested names joined with '/': the form in which trees lie on disk. An empty tree's name ends in '/'."""
+    """Joins nested names with '/': the form of trees on disk. An empty tree's name ends in '/'."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     out: Params = {} if tree or not prefix else {f"{prefix}/": torch.empty(0)}

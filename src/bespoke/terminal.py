@@ -1,7 +1,7 @@
-"""Guards the terminal: control characters in names, files and error messages never reach it.
+"""Protects the terminal from control characters in names, files and error messages.
 
-`guard` stands between the program and its standard streams. Rich, whose own escapes are wanted, writes past the guard;
-`Terminal` is its console, in which texts are guarded before Rich adds colours and cursor movements.
+`guard` filters the standard streams. Rich needs its own escapes, so it writes to the streams behind the filter.
+`Terminal` is Rich's console, which filters texts before Rich adds colours and cursor movements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-# C0 and C1 controls but line feed and tab, line separators, and marks that reverse the direction of writing
+# C0 and C1 controls except line feed and tab, line separators, and marks that reverse the direction of writing
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -27,7 +27,7 @@ class Guarded:
     """A text stream that writes printable text only."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.rich_proxied_file = stream  # where Rich writes instead
+        self.rich_proxied_file = stream  # Rich writes to this
 
     def write(self, text: str) -> int:
         self.rich_proxied_file.write(printable(text))
@@ -42,7 +42,7 @@ class Guarded:
 
 
 def guard() -> None:
-    """Guard this process's standard output and standard error."""
+    """Filters this process's standard output and standard error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, Guarded):
@@ -50,7 +50,7 @@ def guard() -> None:
 
 
 class Terminal(Console):
-    """A console whose texts are printable; escapes come from Rich alone."""
+    """A console with printable texts; only Rich adds escapes."""
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **options: Any) -> None:
         stream = sys.stderr if stderr else sys.stdout

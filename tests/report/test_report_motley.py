@@ -125,7 +125,7 @@ def test_clusters_on_the_page(write_comparison: Any, tmp_path: Path) -> None:
 
 
 def test_many_epochs_are_thinned_and_divergence_does_not_rule() -> None:
-    from bespoke.report.motley_figures import _middle, _spaced
+    from bespoke.report.analysis_figures import _middle, _spaced
 
     kept = _spaced(101)
     assert kept[0] == 0

@@ -22,16 +22,13 @@ class SharedCopy:
         place = place or Path(tempfile.gettempdir())
         _clear(place)
         self.folder = place / f"{PREFIX}{secrets.token_hex(8)}"
-        self.lock = FileLock(lock_of(self.folder))
+        self.lock = FileLock(lock_of(self.folder), thread_local=False)  # another thread may close it
         self.lock.acquire()  # before there is a folder: it is never seen without its lock
         self.folder.mkdir(0o700)
         population.save(self.folder)
 
     def close(self) -> None:
         _remove(self.folder, self.lock)
-
-
-Lent = SharedCopy  # the name by which federation/engine.py imports it
 
 
 def lock_of(folder: Path) -> Path:

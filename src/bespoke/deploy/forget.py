@@ -39,7 +39,7 @@ from bespoke.runs.folder import RunFolder, read_checkpoint
 from bespoke.runs.forgotten import is_forgotten, mark, marked
 from bespoke.runs.shared_stages import reseal
 from bespoke.storage import open_arrays, write_arrays
-from bespoke.study.scheduler import Job
+from bespoke.study.job import Job
 from bespoke.tensors import flatten
 
 INTENTION = "forgetting.safetensors"

@@ -42,8 +42,8 @@ from bespoke.models.task import BaseTask
 from bespoke.privacy.release import RELEASE
 from bespoke.privacy.settings import PrivacyConfig, check_fields
 
-MOST_ROUNDS = 300  # of a stage whose rounds are "auto"
-AUTO_EVERY = 5  # rounds between two looks at whether it has converged
+MOST_ROUNDS = 300  # of a stage with rounds = "auto"
+AUTO_EVERY = 5  # rounds between two checks of convergence
 SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
 
 
@@ -53,7 +53,7 @@ def build(
 ) -> Experiment:  # fmt: skip
     """Builds a complete experiment; `population` (as loaded, or prepared, see Bench) may be given.
 
-    `folder` is that of the run, where what is released of the data under privacy is kept.
+    `folder` is that of the run; it keeps the noised statistics of the data under privacy.
     """
     if prepared is None:
         raw = population if population is not None else load_population(config)
@@ -114,7 +114,7 @@ def build(
         cohort=cohort,
         sampling=sampling,
         transforms=(*(message_attack(config.attack, keys) if config.attack else ()), *transforms),
-        robust=config.robust if config.privacy is None else None,  # else privacy.clip is the bound: see check_robust
+        robust=config.robust if config.privacy is None else None,  # else privacy.clip bounds
         attack=config.attack,
         secure=secure,
         attackers=tuple(bad.tolist()),
@@ -128,9 +128,9 @@ def build(
 
 
 class Bench:
-    """Builds many experiments on one population; work that experiments with the same split share is done once.
+    """Builds many experiments on one population. Experiments with the same split share their preparation.
 
-    `folder` keeps what is released of the data under privacy, for all of them.
+    `folder` keeps the noised statistics of the data under privacy, for all of them.
     """
 
     def __init__(self, population: Population, folder: Path | None = None) -> None:
@@ -138,15 +138,15 @@ class Bench:
         self.made: dict[str, Prepared] = {}
 
     def prepared(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Prepared:
-        """The prepared rows for a configuration; `privacy` is that of the other runs, if it has none itself."""
+        """The prepared rows for a configuration; `privacy` is that of the other runs, if this one has none."""
         privacy = privacy or config.privacy
         key = split_key(config, privacy)
         if key not in self.made:
             room = SHARED // max(sum(c.nbytes for c in self.population.columns.values()), 1)
-            while len(self.made) >= max(room, 1):  # the oldest goes: seeds come in turn
+            while len(self.made) >= max(room, 1):  # remove the oldest, because seeds come in turn
                 del self.made[next(iter(self.made))]
             name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-            kept = privacy or "pieces" in self.population.columns  # what is released, or a vocabulary
+            kept = privacy or "pieces" in self.population.columns  # noised statistics, or a vocabulary
             store = self.folder / "statistics" / f"{name}.json" if self.folder and kept else None
             self.made[key] = prepare(config, self.population, store, privacy)
         return self.made[key]
@@ -156,7 +156,7 @@ class Bench:
 
 
 def _scored(task: BaseTask, config: ExperimentConfig, about: About) -> tuple[BaseTask, str]:
-    """The task with the metrics that the experiment names, and the one that choices go by."""
+    """The task with the metrics of the experiment, and the metric for choices."""
     asked = config.metric or about.get("metric") or task.metrics[0]
     named = dict.fromkeys([asked, *(config.metrics or [])])
     own = {}

@@ -5,8 +5,8 @@
     tensorboard = {folder = "logs"}
     "mypkg.hooks:Tell" = {}
 
-Those that decide how long a stage trains are a part of the experiment, like its methods. Those that are only told are
-not: the result is the same without them, so a run may be resumed with others.
+Callbacks that decide how long a stage trains are part of the experiment, like its methods. Observers are not: the
+result is the same without them, so a run may be resumed with other ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def name_of(callback: Callback) -> str:
 def _settings(callback: Callback) -> dict[str, Any]:
     """The settings of a deciding callback, in TOML's types."""
     kind: Any = type(callback)
-    made_by = kind.__dict__.get("__dataclass_params__")  # not inherited: fields that it adds would not be known
+    made_by = kind.__dict__.get("__dataclass_params__")  # its own, because inherited ones miss new fields
     if made_by is None or not made_by.frozen:
         raise _undescribed(kind, f"callbacks: {kind.__name__}")
     found = {entry.name: getattr(callback, entry.name) for entry in fields(kind) if entry.init}
@@ -126,6 +126,6 @@ def with_options(raw: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 found[name][key] = text  # a bare word
     named = raw.get("callbacks", {})
-    if not found or not isinstance(named, dict):  # what is no table is refused where it is read
+    if not found or not isinstance(named, dict):  # other values are refused later
         return raw
     return {**raw, "callbacks": {**named, **found}}

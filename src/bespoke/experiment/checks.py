@@ -84,7 +84,7 @@ def _given(value: Any) -> Any:
 
 
 def check_compare(table: Any, where: str) -> CompareConfig:
-    """Validate a [compare] table, or say what is wrong."""
+    """Validates a [compare] table."""
     check_numbers(table, f"{where}: [compare]")
     try:
         found = CompareConfig.model_validate(labelled(table, where) if isinstance(table, dict) else table)
@@ -110,7 +110,7 @@ def check_compare(table: Any, where: str) -> CompareConfig:
 
 
 def check_tune(table: Any, where: str) -> TuneConfig:
-    """Validate a [tune] table, or say what is wrong."""
+    """Validates a [tune] table."""
     check_numbers(table, f"{where}: [tune]")
     try:
         found = TuneConfig.model_validate(table)

@@ -1,6 +1,6 @@
 """Chooses a personal model among candidates, by validation scores only.
 
-Scores of query rows are another type: they can be read at a choice already made, but nothing can be chosen on them.
+Scores of query rows have another type: they can be read for a choice already made, but not used to choose.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from bespoke.models.task import finished, sums_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-# all clients together, each client on its validation rows, each on its support rows (by loss), nobody: the last one
+# one common choice; each client on its validation rows; each on its support rows (by loss); always the last one
 Chooser = Literal["global", "client", "support", "last"]
-PARTS, LEAST = 4, 10  # parts by size, and how many clients each of them has at least
+PARTS, LEAST = 4, 10  # parts by size, and the least number of clients in each
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Sums of scores: metric -> (clients, candidates), or (clients, 1) where all candidates have the same."""
+    """Sums of scores: metric -> (clients, candidates), or (clients, 1) if all candidates have the same."""
 
     clients: Ints
-    sums: dict[str, NDArray[np.floating[Any]]]  # as precise as they were made; what follows is in double precision
+    sums: dict[str, NDArray[np.floating[Any]]]  # in the precision of the scores; results are in double precision
 
     def values(self, metric: str) -> Floats:
         """The metric of every client and candidate; NaN for a client without rows."""
         return self._finished(metric, lambda table: table)
 
     def at(self, choice: Chosen, metric: str) -> Floats:
-        """Each client's value under the candidate chosen for it."""
+        """Each client's value under its chosen candidate."""
         chosen = choice.of(self.clients)
         return self._finished(metric, lambda table: _picked(table, chosen))
 
     def sum_at(self, choice: Chosen, name: str) -> NDArray[np.floating[Any]]:
-        """Each client's sum, such as "count", under the candidate chosen for it."""
+        """Each client's sum, such as "count", under its chosen candidate."""
         return _picked(self.sums[name], choice.of(self.clients))
 
     def under(self, candidate: int, metric: str) -> Floats:
-        """Each client's value under one candidate: a column of `values`, for little memory."""
+        """Each client's value under one candidate: a column of `values`, computed alone to save memory."""
         return self._finished(metric, lambda table: table[:, candidate if table.shape[1] > 1 else 0])
 
     @property
@@ -59,7 +59,7 @@ class _Scores:
 
 
 def _picked(table: NDArray[Any], chosen: Ints) -> NDArray[Any]:
-    """Each row's number in the column chosen for it."""
+    """Each row's number in its chosen column."""
     return table[np.arange(len(table)), chosen] if table.shape[1] > 1 else table[:, 0]
 
 
@@ -68,18 +68,18 @@ class ValidationScores(_Scores):
 
 
 class SupportScores(_Scores):
-    """Scores on support rows: by their loss, a client may choose among models that others have trained."""
+    """Scores on support rows. By their loss, a client may choose among models that others have trained."""
 
 
 class QueryScores(_Scores):
-    """Scores on query rows: these are results, and nothing is chosen on them."""
+    """Scores on query rows: results, on which nothing is chosen."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
     """A client takes its personal model only if it has enough examples and gains enough on its own validation rows.
 
-    `margin` is relative: the personal model has to beat the shared one by this part of the shared one's value.
+    `margin` is relative: the personal model has to beat the shared one by this fraction of the shared one's value.
     """
 
     min_examples: int = knob(0, "least number of examples a client adapts on", ge=0)
@@ -88,7 +88,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The candidate for all clients, and the exceptions of clients that chose for themselves."""
+    """The common candidate, and the candidates of clients that chose for themselves."""
 
     default: int
     own: dict[int, int]
@@ -103,12 +103,12 @@ class Chosen:
 class BySize:
     """One candidate for each class of clients by their number of support rows."""
 
-    edges: NDArray[Any]  # least examples of the second part, of the third ...
+    edges: NDArray[Any]  # the least number of examples of the second part, the third, ...
     picks: tuple[int, ...]
     common: int
 
     def choice(self, *parts: tuple[Ints, Ints]) -> Chosen:
-        """The choice for these clients, which have these numbers of rows."""
+        """The choice for these clients with these numbers of rows."""
         own: dict[int, int] = {}
         for clients, sizes in parts:
             place = np.searchsorted(self.edges, sizes, side="right")
@@ -133,14 +133,14 @@ def choose(
     candidates = list(range(scores.candidates)) if allowed is None else allowed
     if by == "last":
         return Chosen(candidates[-1], {})
-    seen = np.zeros(len(scores.clients), dtype=bool)  # who has a value, under whatever candidate
+    seen = np.zeros(len(scores.clients), dtype=bool)  # clients with a value under any candidate
     for candidate in range(scores.candidates):
         seen |= ~np.isnan(scores.under(candidate, metric))
     if not seen.any():
         return Chosen(candidates[0], {})
     means, own = [], np.full(len(seen), candidates[0])
     least = np.full(len(seen), np.nan)
-    for candidate in candidates:  # one after the other: as a table in double precision they would be the largest of all
+    for candidate in candidates:  # one at a time: a table of all in double precision would be too large
         values = scores.under(candidate, metric)
         cost = np.where(np.isnan(values), np.inf, values if lower_is_better else -values)
         means.append(cost[seen].mean())
@@ -172,9 +172,9 @@ def accepted(
     choice: Chosen, rule: Acceptance, scores: ValidationScores | None, examples: Ints, clients: Ints,
     metric: str, lower_is_better: bool,
 ) -> Chosen:  # fmt: skip
-    """The choice after each client's own look: who has too few examples or gains too little keeps the shared model (0).
+    """The choice under the acceptance rule. Clients with too few examples or too small a gain keep the shared model.
 
-    With a margin, a client without validation rows of its own has nothing to show and keeps the shared model.
+    With a margin, a client without validation rows of its own keeps the shared model.
     """
     takes = examples >= rule.min_examples
     if rule.margin is not None:

@@ -1,6 +1,6 @@
 """The typed experiment file (TOML): its tables, keys, types and defaults. Unknown keys are refused.
 
-reading.py reads a file, checks.py checks what types cannot say.
+reading.py reads a file, checks.py checks what types cannot express.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_SEEDS = 1000
 MOST_PIXELS = 1024  # lines or columns of a picture
 AUTO = "auto"  # rounds: until validation stops improving
 TEXT = ("context", "tokenizer", "lower", "length", "vocabulary", "shortest", "end")  # of [data]: how texts are read
-FEATURES = ("tokenizer", "lower", "length", "vocabulary")  # of these, what features of a text go by
+FEATURES = ("tokenizer", "lower", "length", "vocabulary")  # those of them for features of a text
 
 
 class _Strict(BaseModel):
@@ -95,7 +95,7 @@ class ModelConfig(_Strict):
 
     @property
     def pretrained(self) -> str:
-        """The pretrained model that stays as it is; empty if the model is trained."""
+        """The pretrained model that stays frozen; empty if the model is trained."""
         named = (self.model_extra or {}).get("pretrained")
         return named if self.name == "frozen" and isinstance(named, str) else ""
 

@@ -1,8 +1,8 @@
-"""What is learned from the data before training: from training rows only, declared by the user, or released with noise.
+"""Learns the encoding of the data before training: from training rows only, from a declared schema, or with noise.
 
-Categories, class names, missing values, first dates, means and deviations are learned from clients, and whoever sees a
-model sees them. Under [privacy] each of them is declared public, released with noise that the account counts (see
-privacy/release.py), or named as the reason why nothing can be promised.
+Categories, class names, missing values, first dates, means and deviations are learned from clients, and an observer of
+a model sees them. Under [privacy] each of them is declared public, or released with noise that the account counts (see
+privacy/release.py), or named as the reason why there is no guarantee.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ WORDS = (
 
 @dataclass(frozen=True)
 class EncodingRules:
-    """What must be learned from the data for an experiment."""
+    """What an experiment must learn from the data."""
 
     how: How
     target: bool  # the target is standardized
     privacy: PrivacyConfig | None = None
-    kind: Kind = "known"  # how clients come to rounds: what neighbours differ in
-    key: str = ""  # names this split of these data
-    store: Path | None = None  # where a release is kept
-    pretrained: str = ""  # the model whose own tokens are wanted
+    kind: Kind = "known"  # the kind of participation, which defines neighbours
+    key: str = ""  # identifies this split of these data
+    store: Path | None = None  # the file of a release
+    pretrained: str = ""  # the model whose tokens are used
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as features and target, with means and deviations that must not be computed from them again."""
+    """Rows as features and target, with the means and deviations that are already known."""
 
     population: Population
     given: Statistics
@@ -77,7 +77,7 @@ def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
         schema = declared
         if release is not None and release.schema is not None:
             schema, notes = Schema.of(release.schema, "the released schema"), release.notes
-            population = replace(raw, about={**raw.about, "notes": []})  # they count rows and values
+            population = replace(raw, about={**raw.about, "notes": []})  # the notes count rows and values
             if "pieces" in raw.columns:
                 remaining = raw.about["text"]["column"]
                 notes = [*notes, f"Left out: no words of {remaining} are released; declare them: --schema FILE."]
@@ -90,7 +90,7 @@ def encoded(raw: Population, train: Train, wanted: EncodingRules) -> Encoded:
         rows, _ = train.of(train.clients)
         if release is not None and release.schema is not None:
             words, notes = release.schema["words"], release.notes
-            population = replace(raw, about={**raw.about, "notes": []})  # they count rows and texts
+            population = replace(raw, about={**raw.about, "notes": []})  # the notes count rows and texts
         elif (words := _known_words(raw, privacy)) is None:
             words = _kept_words(raw, rows, wanted.store)
             unpaid = [WORDS] if privacy and not privacy.public_schema else []
@@ -116,9 +116,9 @@ def _known_words(raw: Population, privacy: PrivacyConfig | None) -> list[str] | 
 
 
 def _kept_words(raw: Population, rows: NDArray[np.int64], store: Path | None) -> tuple[str, ...]:
-    """The vocabulary of the training rows; where there is a folder, that with which its models were begun.
+    """The vocabulary of the training rows, or the one with which the models of the folder were begun.
 
-    A client that is forgotten in the folder changes the counts of words, and must not change what a token means.
+    A forgotten client changes the counts of words, but must not change the meaning of tokens.
     """
     path = words_file(store) if store else None
     if path is not None and path.exists():
@@ -134,7 +134,7 @@ def _declared(raw: Population) -> Schema | None:
 
 
 def _released(raw: Population, train: Train, wanted: EncodingRules, declared: Schema | None) -> Release | None:
-    """Learns with noise what is neither declared nor public, and stores it; None if there is nothing to learn."""
+    """Learns with noise everything that is neither declared nor public, and stores it; None if there is nothing."""
     privacy, table = wanted.privacy, "cells" in raw.columns
     assert privacy is not None
     spoken = "pieces" in raw.columns and _known_words(raw, privacy) is None and not privacy.public_schema
@@ -173,7 +173,7 @@ def _released(raw: Population, train: Train, wanted: EncodingRules, declared: Sc
 
 
 def _numbers(raw: Population, train: Train, wanted: EncodingRules, declared: Schema | None) -> tuple[Floats, list[str]]:
-    """The training rows' numbers whose means and deviations are to be learned, and what they are called."""
+    """The numbers of the training rows whose means and deviations are learned, and their names."""
     rows, _ = train.of(train.clients)
     privacy, columns, names = wanted.privacy, list[Floats](), list[str]()
     known = {*_months(raw), *(declared.ranges() if declared else ()), *(declared.statistics if declared else ())}
@@ -195,13 +195,13 @@ def _numbers(raw: Population, train: Train, wanted: EncodingRules, declared: Sch
 
 
 def _months(raw: Population) -> list[str]:
-    """Features of a table whose range is known without data."""
+    """The features of a table whose range is known without data."""
     dates = [entry["name"] for entry in raw.about.get("columns", ()) if entry["kind"] == "date"]
     return [f"{name} {part}" for name in dates for part in ("month sin", "month cos")]
 
 
 def _plain(raw: Population, declared: Schema | None) -> Population | None:
-    """The numbers of a source or a table as features; None if there are none."""
+    """The numeric features of a source or a table; None if there are none."""
     if "cells" not in raw.columns:
         return raw if "x" in raw.columns and is_table(raw) else None
     listed = declared.columns if declared else tuple(Column(c["name"], c["kind"]) for c in raw.about["columns"])

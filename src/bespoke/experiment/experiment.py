@@ -31,11 +31,12 @@ from bespoke.messages.transform import Transform
 from bespoke.method import Method, Setting
 from bespoke.privacy.settings import PrivacyConfig, calibrated
 from bespoke.randomness import mix
+from bespoke.task import Task
 from bespoke.tensors import Params, Tree
 
 Cohorts = Sampler | SideBySide
-PATIENCE = 4  # points of a learning curve that have to be no better than those before: it has converged
-IMPROVEMENT = 1e-3  # the part of the metric that counts as better
+PATIENCE = 4  # training has converged if so many points of the curve are no better than earlier ones
+IMPROVEMENT = 1e-3  # the relative change of the metric that counts as better
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class Stage:
     """A method and its number of rounds. It starts from the parameters of the stage before."""
 
     method: Method
-    rounds: int  # at most so many, if `auto`
+    rounds: int  # an upper limit, if `auto`
     accept: Acceptance | None = None  # when a client takes its personal model
-    auto: bool = False  # it ends when validation has stopped improving, or the server's state says that it is settled
-    aggregator: Transform | None = None  # what bounds changes before their mean, in this stage alone
+    auto: bool = False  # ends when validation stops improving, or when the server's state is `settled`
+    aggregator: Transform | None = None  # bounds changes before their mean, in this stage
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,23 @@ class Experiment:
     label: str
     population: Population
     split: Split
-    task: Any
+    task: Task
     stages: tuple[Stage, ...]
     metric: str
     seed: int = 0
     cohort: int = 100
     sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
     transforms: tuple[Transform, ...] = ()
-    privacy: PrivacyConfig | None = None  # what else acts on messages, and how much of it may be spent
-    robust: RobustConfig | None = None  # how clients' changes become one, if not by their mean
+    privacy: PrivacyConfig | None = None  # clipping and noise on messages, and the budget
+    robust: RobustConfig | None = None  # the rule that aggregates changes, if not their mean
     attack: AttackConfig | None = None
-    secure: SecureConfig | None = None  # the server sees sums of masked messages
-    attackers: tuple[int, ...] = ()  # who attacks: neither validated nor tested
+    secure: SecureConfig | None = None  # the server sees only sums of masked messages
+    attackers: tuple[int, ...] = ()  # attacking clients, which are neither validated nor tested
     evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
-    watched: int = 200  # validation clients scored for the learning curve, at most; the final choice uses all
+    watched: int = 200  # at most so many validation clients for the learning curve; the final choice uses all
     engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
-    config: dict[str, Any] = field(default_factory=dict)  # what config.toml says; names the stages in the cache
-    earlier: tuple[Period, ...] = ()  # where rows come and go: before `population` and `split`, which are the last
+    config: dict[str, Any] = field(default_factory=dict)  # the content of config.toml; it names the stages in the cache
+    earlier: tuple[Period, ...] = ()  # if rows change: the periods before the last, which is `population` and `split`
 
     @property
     def lower_is_better(self) -> bool:
@@ -82,7 +83,7 @@ class Experiment:
         self, method: Method, train: Train, transforms: tuple[Transform, ...], setting: Setting | None = None,
         place: int | None = None,
     ) -> ClientWork:  # fmt: skip
-        """The clients' work in a stage (`place`: which), with the transforms of their messages."""
+        """The clients' work in a stage (of number `place`), with the transforms of their messages."""
         collusion = None
         if self.attack is not None and self.attack.kind == "little-is-enough":
             keys = frozenset(self.population.keys[list(self.attackers)].tolist())
@@ -100,7 +101,7 @@ class Experiment:
         return (*attacks, aggregator, *(transform for transform in self.transforms if transform not in attacks))
 
     def setting(self, place: int, start: Tree | None = None) -> Setting:
-        """What the server knows before the first round of a stage; `start`: what the stage before it handed on."""
+        """The server's knowledge before the first round of a stage; `start`: the result of the stage before."""
         seed = int(mix("stage", self.seed, place)) & 0x7FFFFFFF
         groups, given = (start or {}).get("groups"), self.population.group_numbers()
         if groups is None and given is not None:
@@ -108,7 +109,7 @@ class Experiment:
         return Setting(seed, len(self.population), len(self.split.train.clients), groups)
 
     def sampler(self, place: int, secret: int = 0, train: Train | None = None) -> Sampler:
-        """Draws cohorts of all clients; `secret` makes them more than a function of the seed."""
+        """Draws cohorts of all clients; `secret` is a further key besides the seed."""
         seed = int(mix("secret cohorts", secret, place)) if secret else self.seed + 7919 * place
         return Sampler(train or self.split.train, seed, self.cohort, secret=bool(secret), **self.sampling)
 
@@ -120,7 +121,7 @@ class Experiment:
         return sampler if groups is None else sampler.by_group(groups.numpy())
 
     def foreseen(self, place: int) -> Cohorts:
-        """The sampler before anything is trained: if groups are not found yet, any client may come to any round."""
+        """The sampler before training. If groups are still to be found, any client may take part in any round."""
         before = [stage.method for stage in self.stages[:place]]
         if any(method.needs.everyone and method.handoff.gives == PerGroup() for method in before):
             sampler = self.sampler(place)
@@ -154,9 +155,9 @@ def engine_choice(experiment: Experiment, params: Params | None = None) -> Engin
 
 
 def stage_key(config: dict[str, Any], place: int) -> str:
-    """A name for a trained stage: a digest of all that it depends on. `config` is the resolved experiment.
+    """The name of a trained stage: a digest of everything that it depends on. `config` is the resolved experiment.
 
-    Noise that is calibrated to a budget depends on the stages after it, too.
+    Noise that is calibrated to a budget also depends on the stages after it.
     """
     rest = {k: v for k, v in config.items() if k not in ("label", "metric", "metrics", "stage")}
     stages = config.get("stage", [])
@@ -167,7 +168,7 @@ def stage_key(config: dict[str, Any], place: int) -> str:
 
 
 def handed_on(method: Method, server: Tree, start: Tree) -> Tree:
-    """What the next stage starts from: the model or models, and groups if this stage or one before it found any."""
+    """The start of the next stage: the model or models, and groups if this or an earlier stage found any."""
     groups = method.groups(server)
     found = {"groups": groups} if groups is not None else {k: v for k, v in start.items() if k == "groups"}
     return {"params": method.params(server), **found}

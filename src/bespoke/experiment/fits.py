@@ -78,7 +78,7 @@ def check_groups(population: Population, stages: Sequence[Stage]) -> None:
 
 
 def group_sizes(population: Population, clients: NDArray[np.int64]) -> dict[str, int]:
-    """How many of these clients each known group has; empty without groups."""
+    """The number of these clients in each known group; empty without groups."""
     if population.group is None:
         return {}
     counts = np.bincount(population.group[clients], minlength=len(population.groups)).tolist()
@@ -117,7 +117,7 @@ def check_changes(config: ExperimentConfig, earlier: Sequence[Period], rounds: i
 
 
 def check_fit(method: Method, task: Any, population: Population, where: str) -> None:
-    """Checks a method's needs: some methods are for some models only, or for few clients."""
+    """Checks a method's needs: some methods work with some models only, or with few clients."""
     clients, name, needs = len(population), method.card.name, method.needs
     if needs.smooth and not task.smooth:
         raise UserError(
@@ -125,7 +125,7 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
             "name = 'logistic', or another method"
         )
     if needs.last:
-        _ = task.last_layer  # a model of the user's own may not say which it is: that is an error
+        _ = task.last_layer  # an error if a user's model does not declare it
     most = needs.coefficients
     head = task.linear() if most or needs.head or hasattr(method, "solver") else None
     if needs.head and head is None:

@@ -1,4 +1,4 @@
-"""A stage's work in plain values, and made of them again where rows lie: by the experiment of that place."""
+"""Converts a stage's work to plain values, and back to work where the rows are, by the experiment of that place."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bespoke.tensors import Params, zeros_like
 
 
 def opening_of(work: ClientWork, params: Params, roster: Roster) -> Opening:
-    """What a place on another machine has to know of a stage."""
+    """Everything that a place on another machine has to know of a stage."""
     if work.described is None:
         raise UserError("a stage that no experiment's configuration describes cannot be carried out on another machine")
     noise = next((asdict(act) for act in work.transforms if isinstance(act, Gaussian)), None)
-    sample = zeros_like(work.first_sent(params, roster, 0))  # what client 0 is sent in truth is for client 0 alone
+    sample = zeros_like(work.first_sent(params, roster, 0))  # client 0's own values stay private
     return Opening(work.described.config, work.described.stage, noise, sample)
 
 
 def work_of(opening: Opening, experiment: Experiment) -> ClientWork:
-    """The stage's work on the rows of this place; `experiment` was built from the opening's config and these rows."""
+    """The stage's work on this place's rows; `experiment` was built from the opening's config and these rows."""
     if not 0 <= opening.stage < len(experiment.stages):
         raise UserError(f"stage {opening.stage} was opened, and the experiment has {len(experiment.stages)} stages")
     method, acting = experiment.stages[opening.stage].method, experiment.acting(opening.stage)
     if opening.noise is not None:
         ours = _gaussian(opening.noise)
-        acting = (ours, *acting) if ours.local else (*acting, ours)  # in the order of Account.around
+        acting = (ours, *acting) if ours.local else (*acting, ours)  # the order of Account.transforms_of
     work = experiment.work(method, experiment.split.train, acting, place=opening.stage)
     return replace(work, sample=opening.sample)
 

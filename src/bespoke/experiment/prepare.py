@@ -25,8 +25,8 @@ from bespoke.privacy.settings import PrivacyConfig
 from bespoke.randomness import uniform
 from bespoke.tensors import Params
 
-FEW = 4  # rows on which a model of the user's own is tried
-FULL_UP_TO = 200  # clients: with at most so many, everyone takes part in every round
+FEW = 4  # rows for the trial of a user's own model
+FULL_UP_TO = 200  # with at most so many clients, all take part in every round
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Prepared:
     population: Population
     split: Split
     plain: Population  # encoded, not standardized
-    scales: tuple[How, Statistics]  # how it was standardized, and by which means and deviations that were given
+    scales: tuple[How, Statistics]  # the kind of standardization, and the given means and deviations
     earlier: tuple[Period, ...] = ()
 
 
 def prepare(
     config: ExperimentConfig, raw: Population, store: Path | None = None, privacy: PrivacyConfig | None = None
 ) -> Prepared:
-    """Split the rows, encode them and standardize them by the training rows.
+    """Splits the rows, encodes them and standardizes them by the training rows.
 
-    `store` is the file of what is released of them under privacy: what lies there is used, and not released again.
+    `store` is the file of noised statistics under privacy. An existing file is used, and nothing is released again.
     """
     privacy = privacy or config.privacy
     *earlier, last = periods(raw, lambda rows: make_split(rows, config))
@@ -68,7 +68,7 @@ def prepare(
 
 
 def split_key(config: ExperimentConfig, privacy: PrivacyConfig | None) -> str:
-    """A key of everything besides the data that rows, split, encoding and standardization depend on."""
+    """A key of everything, except the data, on which split, encoding and standardization depend."""
     seed = config.seed if config.split.seed is None else config.split.seed
     released = [privacy.model_dump(), config.cohort.model_dump()] if privacy and privacy.share else bool(privacy)
     return json.dumps([config.split.model_dump(), seed, config.data.standardize, released, config.model.pretrained])
@@ -85,7 +85,7 @@ def few_rows(train: Train) -> Params:
 
 
 def _kind(config: ExperimentConfig, privacy: PrivacyConfig, trained: int) -> Kind:
-    """How clients come to rounds, before any stage is known: a stage that more clients come to costs no more."""
+    """The kind of participation, before stages are known. A stage with more participants costs no more."""
     cohort, asked = config.cohort, config.cohort.sampling
     everyone = asked not in ("poisson", "uniform") or cohort_size(config, trained) >= trained
     if everyone or privacy.local_noise is not None or cohort.over_select > 1:
@@ -109,9 +109,9 @@ def make_split(population: Population, config: ExperimentConfig) -> Split:
     if options.protocol == "cross-silo":
         return cross_silo(population, options.fractions, seed, options.order)
     role = None
-    if "role" in population.columns:  # the source says who is held out
+    if "role" in population.columns:  # the source declares held-out clients
         role = population.columns["role"].numpy()[population.offsets[:-1]].astype("int64")
-        if not (role == 1).any():  # and where it names no validation clients, they come from its training clients
+        if not (role == 1).any():  # without validation clients of its own, take them from the training clients
             chosen = uniform("validation clients", seed, population.keys) < options.held_out[0]
             role[(role == 0) & chosen] = 1
     return cross_device(
@@ -145,7 +145,7 @@ def moved(split: Split, population: Population) -> Split:
     def move(rows: Any) -> Any:
         assert isinstance(rows, Rows)
         there = replace(rows, population=population)
-        known = split.train.__dict__.get("_all")  # to standardize, the training rows were looked up: nobody has moved
+        known = split.train.__dict__.get("_all")  # the cached training rows stay valid, because no row has moved
         if known is not None and rows.part == split.train.part:
             there.__dict__["_all"] = known
         return there

@@ -13,14 +13,14 @@ from bespoke.imported import trust_named
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
-    """Read an experiment file and apply `--set key=value` to it."""
+    """Reads an experiment file and applies `--set key=value` to it."""
     raw = read_experiment(path, overrides)
-    raw.pop("tune", None)  # what `bespoke tune` is to try: a run has nothing to do with it
+    raw.pop("tune", None)  # only `bespoke tune` uses it
     return checked(raw, str(path))
 
 
 def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """An experiment file as it is, with `--set key=value` applied; not yet checked. The user names the code in it."""
+    """Reads an experiment file and applies `--set key=value`, without checks. Code that it names is trusted."""
     raw: dict[str, Any] = trust_named(overridden(read_toml(path), overrides))
     return raw
 
@@ -39,14 +39,14 @@ def overridden(raw: dict[str, Any], overrides: list[str] | None) -> dict[str, An
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, or say why it cannot be read."""
+    """Reads a TOML file; an error explains why it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no experiment file {path}") from None
     except (IsADirectoryError, UnicodeDecodeError, PermissionError) as error:
         raise UserError(f"{path} cannot be read as a TOML file ({error})") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is no error of TOML's own
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is not a TOML error
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -59,7 +59,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
-        value = text  # a bare word is a string
+        value = text  # a word without quotes is a text
     *parents, last = key.strip().split(".")
     node: Any = raw
     for parent in parents:

@@ -1,7 +1,7 @@
 """Records a user's own code as "package.module:name", so that every process can find it.
 
-An experiment may name a method, source, ... by a short name that this process has registered, or that an installed
-package offers. What a run folder holds must not depend on either.
+An experiment may use short names for a method, source, ..., which this process registered or an installed package
+offers. A run folder must not depend on either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bespoke.methods.parts.server_optimizer import OPTIMIZERS
 from bespoke.models.own_metric import METRICS
 from bespoke.registry import Registry
 
-# Where an experiment names code: a path of keys, each in the table before it; "*" is every table of a list.
+# The places where an experiment names code: paths of keys; "*" is every table of a list.
 _PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
     (("stage", "*", "method"), METHODS),
     (("data", "source"), SOURCES),
@@ -26,7 +26,7 @@ _PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
 
 
 def recorded(raw: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same experiment with recorded names; a name that nothing has is refused."""
+    """The same experiment with recorded names; an unknown name is refused."""
     for path, registry in _PLACES:
         raw = _with(raw, path, registry, where)
     if isinstance(raw.get("metric"), str):
@@ -44,22 +44,22 @@ def _with(node: Any, path: tuple[str, ...], registry: Registry[Any], where: str)
     if key == "*" and isinstance(node, list):
         return [_with(one, tuple(rest), registry, f"{where} {place}") for place, one in enumerate(node)]
     if not isinstance(node, dict) or key not in node:
-        return node  # of another form than it has to be: said where it is checked
+        return node  # of a wrong form, which the checks report
     if rest:
         return {**node, key: _with(node[key], tuple(rest), registry, f"{where}: {key}")}
     named = node[key]
     if not isinstance(named, str) or (registry is PARTITIONERS and not registry.knows(named)):
-        return node  # `partition` may be an option of another meaning in a source that is not ours
+        return node  # in a user's own source, `partition` may mean something else
     return {**node, key: registry.recorded(named, where)}
 
 
 def _metric(named: Any) -> Any:
-    """A metric that the task has, by its own name; one of others as it is recorded."""
+    """The recorded name of a metric; a metric of the task keeps its own name."""
     return METRICS.recorded(named, "metric") if isinstance(named, str) and METRICS.knows(named) else named
 
 
 def _optimizer(stage: Any) -> Any:
-    """A stage with the name of its server optimizer, which may be the value itself, as it is recorded."""
+    """A stage with the recorded name of its server optimizer, which may be the value itself or in a table."""
     server = stage.get("server") if isinstance(stage, dict) else None
     table = {"name": server} if isinstance(server, str) else server
     named = table.get("name") if isinstance(table, dict) else None

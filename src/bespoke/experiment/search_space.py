@@ -14,12 +14,12 @@ from bespoke.experiment.config import ExperimentConfig
 from bespoke.methods import METHODS, label_of
 
 KnobValues = dict[str, Any]  # knob, with dots -> value
-TUNABLE = ("model", "cohort", "transform", "privacy")  # tables that may be tried besides the methods' knobs
+TUNABLE = ("model", "cohort", "transform", "privacy")  # tables that may be tuned besides the methods' knobs
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers between two bounds; whole ones if both are whole."""
+    """All numbers between two bounds; integers if both are."""
 
     low: float
     high: float
@@ -88,13 +88,13 @@ def grid(space: Space, where: str = "the space") -> list[KnobValues]:
 
 
 def probes(space: Space) -> Iterator[KnobValues]:
-    """Every value of every knob once: enough to find those that are not allowed."""
+    """Settings with every value of every knob once, to check the values."""
     for key, entry in space.items():
         yield from ({key: value} for value in ([entry.low, entry.high] if isinstance(entry, Range) else entry))
 
 
 def merged(fixed: dict[str, Any], chosen: KnobValues) -> dict[str, Any]:
-    """Fixed and chosen knobs together; a chosen `server.lr` goes into the table `server`."""
+    """Fixed and chosen knobs together; a chosen `server.lr` is put into the table `server`."""
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}
     for name, value in chosen.items():
         *parents, last = name.split(".")
@@ -124,7 +124,7 @@ def applied(raw: dict[str, Any], setting: KnobValues) -> dict[str, Any]:
 
 
 def stage_place(raw: dict[str, Any], name: str) -> int:
-    """Which stage a knob belongs to: by its method's name, or by its number where a method comes twice."""
+    """The stage that a knob belongs to: by its method's name, or by its number if a method occurs twice."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if name.isdigit() and int(name) < len(methods):
         return int(name)
@@ -137,13 +137,13 @@ def stage_place(raw: dict[str, Any], name: str) -> int:
 
 
 def called(method: Any) -> Any:
-    """The name of a stage, by its method; methods of others have the names on their cards."""
+    """The name of a stage by its method; a user's own method has the name on its card."""
     outside = isinstance(method, str) and method not in METHODS.built_in and METHODS.knows(method)
     return label_of(method) if outside else method
 
 
 def check_space(raw: dict[str, Any], space: Space, where: str) -> ExperimentConfig:
-    """Refuse a knob or a value that the experiment does not take, before any data are loaded."""
+    """Refuses a knob or a value that the experiment does not take, before any data are loaded."""
     for probe in probes(space):
         checked(applied(raw, probe), where)
     return checked(raw, where)

@@ -21,7 +21,7 @@ class StageSettings(NamedTuple):
     method: str
     rounds: int | str  # or "auto"
     accept: Acceptance | None  # when clients take their personal models
-    aggregator: Aggregator | None  # how clients' changes become their mean
+    aggregator: Aggregator | None  # how the mean of clients' changes is computed
     knobs: dict[str, Any]
 
 
@@ -62,12 +62,12 @@ def check_stage(stage: dict[str, Any], where: str) -> StageSettings:
 
 
 def _stepping(method: type[Method], knobs: dict[str, Any], rounds: int | str, where: str) -> dict[str, Any]:
-    """The knobs, with a schedule that knows the stage's rounds; what does not go together is refused."""
+    """The knobs, with a schedule that knows the stage's rounds. Wrong combinations are refused."""
     try:
         if method.trains and isinstance(schedule := knobs.get("schedule"), Schedule):
             knobs = {**knobs, "schedule": schedule.within(None if rounds == AUTO else int(rounds))}
         if {"optimizer", "schedule"} & set(knobs):
-            method(cast(Any, None), **knobs)  # a method says itself what it takes beside them
+            method(cast(Any, None), **knobs)  # a method itself refuses wrong combinations
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
     return knobs
@@ -81,7 +81,7 @@ def check_acceptance(table: Any, where: str) -> Acceptance:
 
 
 def check_aggregator(value: Any, where: str) -> Aggregator:
-    """How clients' changes become their mean: "mean", "tff-robust", or a table of name, zeroing and clipping."""
+    """Checks an aggregator: "mean", "tff-robust", or a table of name, zeroing and clipping."""
     if not isinstance(value, str | dict):
         raise UserError(f"{where} = {value!r}: a name, 'mean' or {NAME!r}, or a table of name, zeroing and clipping")
     found = Aggregator(**check_knobs(Aggregator, {"name": value} if isinstance(value, str) else value, where))

@@ -15,9 +15,9 @@ SINGLE = 3.4028234e38  # the largest number of single precision
 
 
 def check_numbers(value: Any, where: str, key: str = "", finite: bool = False) -> None:
-    """Refuse numbers that there is no room for: TOML's integers have 64 bits, models compute in single precision.
+    """Refuses numbers that are too large: TOML's integers have 64 bits, models compute in single precision.
 
-    `finite` is for values of any type; where a type is declared, it says by itself whether it takes infinity and NaN.
+    `finite` is for values without a declared type; a declared type decides about infinity and NaN by itself.
     """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise UserError(f"{where}: {key} = {_shortened(value)}: a whole number has to be below 2^63 = {2**63:,}")
@@ -33,7 +33,7 @@ def _shortened(value: int) -> str:
 
 
 def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Knobs of a dataclass as typed values; nested dataclasses become themselves. `also`: further keys."""
+    """Knobs of a dataclass as typed values; tables become nested dataclasses. `also`: further keys."""
     check_numbers(knobs, where)
     hints = get_type_hints(kind, include_extras=True)
     settings: dict[str, Any] = {}
@@ -57,12 +57,12 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
                 typed = check_knobs(inner_type, inner, f"{where}: {entry.name}")
                 try:
                     nested[entry.name] = inner_type(**typed)
-                except ValueError as error:  # knobs that do not go together
+                except ValueError as error:  # knobs that cannot be combined
                     raise UserError(f"{where}: {entry.name}: {error}") from None
             continue
         default = entry.default if entry.default is not MISSING else None
         hint, bounds = hints[entry.name], entry.metadata.get("bounds", {})
-        if get_origin(hint) is tuple:  # TOML has lists only; bounds are those of every entry, and there has to be one
+        if get_origin(hint) is tuple:  # TOML has lists only; bounds apply to every entry, and a list needs one
             each, *_ = get_args(hint)
             hint = tuple[Annotated[each, Field(**bounds)], ...]  # type: ignore[valid-type]
             bounds = {"strict": False, **({"min_length": 1} if bounds else {})}

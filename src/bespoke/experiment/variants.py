@@ -6,16 +6,16 @@
     rounds = 400
     k = 3
 
-A stage of `before` takes over the entry's knobs that its method has too and that it does not set itself: here k, and a
-learning rate that is being tuned. `after = LABEL` instead starts from another entry's model as that one is tuned, its
-stages trained once for both:
+A stage of `before` gets those knobs of the entry that its method has and that it does not set itself: here k, and a
+learning rate that is tuned. With `after = LABEL`, the entry starts from another entry's tuned model instead, whose
+stages are trained once for both:
 
     [compare.entries.group-fl]
     method = "group-fl"
     after = "clustered-fl"
 
-An entry that says neither is prepared as its method declares (`prepared`): HypCluster starts from an ensemble with
-a third of the rounds. `before = []` is a cold start.
+An entry without either is prepared as its method declares (`prepared`): HypCluster starts from an ensemble with a third
+of the rounds. `before = []` is a cold start.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bespoke.errors import UserError, unknown
 from bespoke.method import Method
 from bespoke.methods import METHODS
 
-PREPARATION = 1 / 3  # of the rounds of an entry whose method declares how it is prepared
-UNCOUNTED = 20  # rounds of preparation where the entry trains for as long as it improves ("auto")
-LABEL = re.compile(r"\w[\w .+-]*")  # a folder is named after it
+PREPARATION = 1 / 3  # share of the rounds of an entry whose method declares a preparation
+UNCOUNTED = 20  # rounds of preparation if the entry has rounds = "auto"
+LABEL = re.compile(r"\w[\w .+-]*")  # also the name of a folder
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Entry:
     label: str
     method: type[Method]
     named: str  # the method in experiment files
-    before: tuple[dict[str, Any], ...] | None = None  # the stages before it, in place of the method's own
-    follows: str | None = None  # the entry whose model it starts from, in place of the method's own
+    before: tuple[dict[str, Any], ...] | None = None  # earlier stages, instead of the method's own
+    follows: str | None = None  # the entry from whose model it starts, instead of the method's own
     knobs: dict[str, Any] = field(default_factory=dict)  # fixed; `rounds` may be among them
 
     @classmethod
     def of(cls, label: str, entries: dict[str, dict[str, Any]]) -> Entry:
-        """The entry of this label; one that is not listed is the method of that name with its defaults."""
+        """The entry of this label. A label that is not listed is a method with its defaults."""
         given = dict(entries.get(label, {"method": label}))
         named = METHODS.recorded(given.pop("method"), f"entry {label!r}")
         before, follows = given.pop("before", None), given.pop("after", None)
@@ -59,13 +59,13 @@ class Entry:
 
     @property
     def after(self) -> str:
-        """The entry whose model this one starts from, unless it lists its own earlier stages."""
+        """The entry from whose model this one starts, unless it lists its own earlier stages."""
         if self.follows is not None:
             return self.follows
         return self.method.card.after if self.before is None else ""
 
     def tried(self, grid: dict[str, dict[str, Any]], exact: bool = False) -> dict[str, Any]:
-        """What to tune: the grid of the label, of the method, or the method's own, without what the entry fixes."""
+        """The values to tune: the grid of the label, of the method, or the method's own, without fixed knobs."""
         own = self.method.card.tunes_exact if exact else self.method.card.tunes
         found: dict[str, Any] = grid.get(self.label, grid.get(self.named, own))
         return {knob: values for knob, values in found.items() if knob not in self.knobs}
@@ -82,7 +82,7 @@ class Entry:
             first, own = self.method.prepared(own)
             total, counted = own["rounds"], type(own["rounds"]) is int
             early = round(total * PREPARATION) if counted else UNCOUNTED
-            if early:  # both stages together have the rounds that any other method has
+            if early:  # both stages together have the rounds of any other method
                 before = ({"method": first, "rounds": early},)
                 own = {**own, "rounds": total - early if counted else total}
         stages = []
@@ -94,7 +94,7 @@ class Entry:
 
 
 def title(method: type[Method]) -> str:
-    """How a method is called in print: the name of its class, unless it says otherwise."""
+    """The printed name of a method: the title on its card, or the name of its class."""
     return method.card.title or method.__name__
 
 
@@ -120,10 +120,10 @@ def check_entries(entries: dict[str, dict[str, Any]], where: str, table: str = "
 
 
 def labelled(table: dict[str, Any], where: str) -> dict[str, Any]:
-    """A [compare] table in which methods that are not built in are entries, under the names on their cards."""
+    """A [compare] table in which users' own methods are entries, under the names on their cards."""
     listed, entries = table.get("methods"), table.get("entries") or {}
     if not isinstance(listed, list | tuple) or not isinstance(entries, dict):
-        return table  # what is wrong is said by the check
+        return table  # the check reports the mistake
     known = [n for n in listed if isinstance(n, str) and n not in METHODS.built_in and n not in entries]
     others = {name: METHODS.recorded(name, where) for name in known if METHODS.knows(name)}
     labels = {name: METHODS.find(named, where).card.name for name, named in others.items()}

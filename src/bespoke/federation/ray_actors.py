@@ -95,7 +95,7 @@ class Actor:
 
     def begin(self, mode: Mode) -> None:
         """Start to open the population; `finish` says how that went."""
-        self.pending = self.handle.begin.remote(setup(), str(self.lending.lent.folder), mode)
+        self.pending = self.handle.begin.remote(setup(), str(self.lending.copy.folder), mode)
 
     def start(self, call: Call) -> None:
         self.operation = call.operation

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import Lent
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.errors import UserError
 from bespoke.federation.calls import Call, serve
 from bespoke.federation.host import Host
@@ -73,14 +73,15 @@ class Lending:
 
     def __init__(self, population: Population, workers: int, place: Path | None = None) -> None:
         """`place`: the folder that it lies in, if not that of temporary files."""
-        self.population, self.place, self.lent = population, place, Lent(population, place)
-        self.before: Lent | None = None  # the previous copy, until all workers have moved
+        self.population, self.place, self.copy = population, place, SharedCopy(population, place)
+        self.before: SharedCopy | None = None  # the previous copy, until all workers have moved
         self.workers, self.moved = workers, 0
 
     def folder_of(self, population: Population) -> Path:
         if population is not self.population:
-            self.before, self.lent, self.population, self.moved = self.lent, Lent(population, self.place), population, 0
-        return self.lent.folder
+            self.before, self.copy = self.copy, SharedCopy(population, self.place)
+            self.population, self.moved = population, 0
+        return self.copy.folder
 
     def worker_moved(self) -> None:
         """Counts a worker that has opened the current population. The last one closes the previous copy."""
@@ -93,9 +94,9 @@ class Lending:
         """Counts a worker that has ended. The last one closes the copies."""
         self.workers -= 1
         if not self.workers:
-            for lent in (self.before, self.lent):
-                if lent is not None:
-                    lent.close()
+            for copy in (self.before, self.copy):
+                if copy is not None:
+                    copy.close()
 
 
 class Worker:
@@ -105,7 +106,7 @@ class Worker:
         self.name, self.lending = name, lending
         self.operation = ""  # of the last call
         self.pipe, theirs = CONTEXT.Pipe()
-        self.child = Child(_serve, (theirs, lending.lent.folder, mode), mode.threads)
+        self.child = Child(_serve, (theirs, lending.copy.folder, mode), mode.threads)
         theirs.close()
 
     def start(self, call: Call) -> None:

@@ -13,14 +13,14 @@ from bespoke.tensors import T, leaves, scale, without_buffers
 
 
 def norms(tree: Any) -> Tensor:
-    """The Euclidean norm of every client's part of a stacked tree."""
+    """The Euclidean norm of each client's part of a stacked tree."""
     squares = [(leaf * leaf).flatten(1).sum(1) if leaf.dim() > 1 else leaf * leaf for leaf in leaves(tree)]
     return torch.stack(squares).sum(0).sqrt()
 
 
 def clipped(tree: T, bound: float) -> T:
-    """Every client's part of a stacked tree, scaled to a norm of at most `bound`."""
-    if not leaves(tree):  # a model of which nothing is shared
+    """The stacked tree with each client's part scaled to a norm of at most `bound`."""
+    if not leaves(tree):  # no part of the model is shared
         return tree
     return scale(tree, (bound / norms(tree).clamp(min=1e-12)).clamp(max=1.0))
 
@@ -40,12 +40,12 @@ class Clip(Transform):
 
     def client(self, sent: Outgoing) -> Outgoing:
         bounded = clipped({name: without_buffers(sent.up[name]) for name in self.fields}, self.bound)
-        # buffers are no parameters: their size says nothing of how far a client pulls, and they are not scaled
+        # buffers are not parameters: their size does not measure a client's influence, so they are not scaled
         return replace(sent, up={**sent.up, **{name: _over(sent.up[name], bounded[name]) for name in self.fields}})
 
 
 def _over(whole: T, part: T) -> T:
-    """The tree with what is in `part` taken from there."""
+    """The tree with the leaves of `part` replaced."""
     if not isinstance(whole, dict):
         return part
     rest: Any = part

@@ -1,12 +1,12 @@
 """Compression of messages: largest entries only, eight bits, or both; the error is added to the next message.
 
-Top-k (Aji and Heafield 2017; error feedback: Stich et al. 2018, Karimireddy et al. 2019) sends of each leaf the k
-entries of largest size with their places. What was not sent stays on the client and is added to its next message: this
-memory is as private as the method's own state. Eight bits: entries become whole numbers from -127 to 127 in units of
-the leaf's largest over 127, rounded to the nearest or, without bias, up or down at random (Alistarh et al. 2017, QSGD).
+Top-k (Aji and Heafield 2017; error feedback: Stich et al. 2018, Karimireddy et al. 2019) sends the k largest entries of
+each leaf with their places. The rest stays on the client and is added to its next message. This memory is as private as
+the method's own state. Eight bits: entries become integers from -127 to 127 in units of the leaf's largest over 127,
+rounded to the nearest or, without bias, up or down at random (Alistarh et al. 2017, QSGD).
 
-Messages are really encoded and decoded; the bytes counted are those of the encoded form. Fields of a few numbers (a
-weight, a count) and buffers stay as they are.
+Messages are really encoded and decoded, and the counted bytes are those of the encoded form. Small fields (a weight, a
+count) and buffers are not compressed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Compress(Transform):
 
     keep: float | None = None
     rounding: Literal["stochastic", "nearest"] | None = None
-    least: int = 16  # entries of a leaf below which compressing costs more than it saves
+    least: int = 16  # leaves with fewer entries are not compressed
 
     needs = ("delta",)
 
@@ -74,7 +74,7 @@ class Compress(Transform):
 
     # -- the encoded form: rows are clients --------------------------------------------------------------------------
     def encode(self, rows: Tensor, words: tuple[Word, ...], clients: NDArray[np.uint64]) -> Params:
-        """What travels of these rows: values, where they belong if not all do, and their unit if they are whole."""
+        """The encoded rows: values, their places if some are left out, and their unit if they are integers."""
         wire: Params = {"values": rows}
         if self.keep is not None:
             kept = max(1, math.ceil(self.keep * rows.shape[1]))

@@ -1,8 +1,8 @@
 """The contract of transforms, which act on messages between client and server: clipping, noise, compression.
 
-A transform has a client half, on what leaves a client, and a server half, on the sums. Hosts apply the client half to
-some clients at a time, stacked along a first dimension, after the method has made their messages: each client's part is
-its own, whatever is stacked with it.
+A transform has a client half, for messages, and a server half, for sums. Hosts apply the client half to several clients
+at a time, stacked along a first dimension, after the method has made their messages. Each client's result depends on
+its own message only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Outgoing:
 
     up: Tree
     nbytes: int  # on the wire, all of them together
-    clients: NDArray[np.uint64]  # their keys, and
-    key: int  # the round's: what keyed draws are made of
+    clients: NDArray[np.uint64]  # their keys
+    key: int  # the round's, for keyed draws
     state: State = field(default_factory=dict)
-    memory: Tree = field(default_factory=dict)  # what stays on each client for its next message, stacked too
+    memory: Tree = field(default_factory=dict)  # stays on each client for its next message; stacked too
 
 
 class Transform:
     """Default: no-op. Subclasses override the half they need."""
 
-    covers = False  # True: the sums are noisy, and have to be even if nobody sent anything
-    remembers = False  # True: clients keep something of it, as private as the method's own state
-    hides = False  # True: what leaves clients is noisy, and nothing else may tell of their rows
+    covers = False  # True: the sums are noisy, even if no client sent anything
+    remembers = False  # True: clients keep a memory, as private as the method's own state
+    hides = False  # True: messages are noisy, and nothing else may reveal the rows
     needs: tuple[str, ...] = ()  # fields that a method has to send
-    reveals: dict[str, Reveal] = {}  # fields that it adds to a message, for the ledger
+    reveals: dict[str, Reveal] = {}  # fields that it adds to messages, for the ledger
     title = "this transform"  # its key in an experiment
 
     def check(self, method: Method) -> None:
@@ -53,7 +53,7 @@ class Transform:
             )
 
     def memory(self, up: Tree) -> Tree:
-        """What a client remembers before its first message; `up` has the message's form."""
+        """A client's memory before its first message; `up` has the message's form."""
         return {}
 
     def start(self) -> State:
@@ -64,7 +64,7 @@ class Transform:
         return sent
 
     def observe(self, cohort: Cohort, state: State) -> dict[str, Any]:
-        """Numbers for the round's log, from the sums as they arrived and the state used in the round."""
+        """Numbers for the round's log, from the sums before `server` and the state of the round."""
         return {}
 
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:

@@ -34,7 +34,8 @@ from bespoke.methods.per_fedavg import PerFedAvg
 from bespoke.methods.pfedkm import PFedKM
 from bespoke.methods.pfedme import PFedMe
 from bespoke.methods.scaffold import Scaffold
-from bespoke.methods.self_fl import AugmentedSelfFL, SelfFL
+from bespoke.methods.self_fl import SelfFL
+from bespoke.methods.self_fl_augmented import AugmentedSelfFL
 from bespoke.methods.self_fl_clustered import ClusteredSelfFL
 from bespoke.methods.shared import Shared
 from bespoke.methods.shared_prefix import SharedPrefix

@@ -30,7 +30,17 @@ from torch.nn import functional as F
 
 from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Sent
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
-from bespoke.methods.parts.assignment import SelfOrganizingMap, liked_kind, nearest, one_of, pick, triplet_step
+from bespoke.methods.parts.assignment import (
+    ByKind,
+    OneHead,
+    OnMap,
+    OwnHead,
+    Prototypes,
+    SelfOrganizingMap,
+    liked_kind,
+    one_of,
+    pick,
+)
 from bespoke.methods.parts.client_optimizer import OPTIMIZER, ClientOptimizer
 from bespoke.methods.parts.schedule import at
 from bespoke.methods.parts.shared_model import SharedModel
@@ -81,16 +91,15 @@ class FedEmbed(SharedModel):
     def uplink(self) -> dict[str, Sent]:
         shared = super().uplink
         delta = replace(shared["delta"], rows=(*HEADS, "prototypes"))
-        return {**shared, "delta": delta, **(self.som.uplink if self.assignment == "som" else {})}
+        return {**shared, "delta": delta, **self.heads.uplink}
 
     @property
     def downlink(self) -> dict[str, str]:
-        what = "the encoder and all heads" + (" and prototypes" if self.assignment == "prototype" else "")
-        return {"params": what, **(self.som.downlink if self.assignment == "som" else {})}
+        return {"params": self.heads.model, **self.heads.downlink}
 
     @property
     def private(self) -> dict[str, str]:
-        head = {"head": "the client's own head"} if self.assignment == "personal" else {}
+        head = {"head": "the client's own head"} if self.heads.own_head else {}
         moments = {"moments": "the optimizer's state of the client's own parameters"} if self.optimizer.stateful else {}
         return {"embedding": "the client's embedding", "rounds": "rounds it took part in", **head, **moments}
 
@@ -100,32 +109,34 @@ class FedEmbed(SharedModel):
         return self.task.conditioned(self.size)
 
     @property
-    def _many(self) -> int:
-        """How many heads the server holds."""
-        if self.assignment in ("prototype", "type"):
-            return self.task.known_kinds(f"fedembed with assignment = {self.assignment!r}")
-        return {"som": self.k, "personal": 0, "none": 1}[self.assignment]
+    def heads(self) -> OneHead:
+        """How clients are assigned to heads."""
+        if self.assignment == "som":
+            return OnMap(self.som, self.k)
+        if self.assignment == "prototype":
+            return Prototypes(self.task, self.margin, self.triplet_lr, self.triplets)
+        if self.assignment == "type":
+            return ByKind(self.task)
+        return OwnHead() if self.assignment == "personal" else OneHead()
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
-        network, many, seed = self._task.network, self._many, setting.seed
+        network, many, seed = self._task.network, self.heads.heads, setting.seed
         model = network.body(params, seed)
         heads = [network.new_head(network.outputs, seed + 1 + place) for place in range(many)]
         if heads:
             model |= {f"heads.{name}": torch.stack([head[name] for head in heads]) for name in heads[0]}
-        above = {"global": network.outputs} if self.assignment != "none" else {}
+        above = {"global": network.outputs} if self.heads.above else {}
         above |= {"kinds": self.task.kinds} if self.task.kinds and self.kinds else {}
         for place, (name, outputs) in enumerate(above.items()):
             model |= {f"{name}.{n}": p for n, p in network.new_head(outputs, seed + 1 + many + place).items()}
-        if self.assignment == "prototype":
-            model["prototypes"] = torch.rand(many, self.size, generator=torch.Generator().manual_seed(seed))
-        server = super().init_server(model, setting)
-        return {**server, **(self.som.init(self.k, self.size, seed) if self.assignment == "som" else {})}
+        model |= self.heads.init_params(self.size, seed)
+        return {**super().init_server(model, setting), **self.heads.init_server(self.size, seed)}
 
     def init_private(self, params: Params) -> Tree:
-        network, _ = self._task.network, self._many  # what does not fit is refused here, before anything is trained
+        network, _ = self._task.network, self.heads.heads  # data without kinds are refused before anything is trained
         begun: Tree = {"embedding": torch.zeros(self.size), "rounds": torch.zeros(())}
         own = {"embedding": begun["embedding"]}
-        if self.assignment == "personal":
+        if self.heads.own_head:
             width = network.width + self.size
             begun["head"] = {"weight": torch.zeros(network.outputs, width), "bias": torch.zeros(network.outputs)}
             own |= {f"head.{name}": p for name, p in begun["head"].items()}
@@ -139,63 +150,40 @@ class FedEmbed(SharedModel):
     # -- the server ----------------------------------------------------------------------------------------------------
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         new = super().server_round(server, cohort)
-        if self.assignment != "som":
+        grown, heirs = self.heads.learn(server, cohort)
+        if heirs is None:
             return new
-        grown, heirs = self.som.learn(server, cohort)
         for leaves in (new["params"], *(leaf for leaf in new["optimizer"].values() if isinstance(leaf, dict))):
             leaves |= {name: leaves[name][heirs] for name in HEADS}  # moments go with the heads that they belong to
         return {**new, **grown}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
-        if self.assignment != "som":
-            return {}  # the sums do not tell who is where
-        clients = cohort.sums["overlap"].sum(1).clamp(min=0).round().int().tolist()  # noise may make them negative
-        return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
+        return self.heads.observe(cohort)
 
     # -- the client ----------------------------------------------------------------------------------------------------
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         params, embedding = down["params"], self.embedding(private, batches)
         liked = self._liked(batches)
-        embedding = self.attracted(params, embedding, liked, batches)
-        place = self.place(down, embedding, liked)
+        embedding = self.heads.attracted(params, embedding, liked, batches)
+        place = self.heads.place(down, embedding, liked)
         start = self.model(params, private, place, liked, embedding)
         trained, moments = self.train(start, private.get("moments", {}), batches)
         weight = self.weight(batches)
         delta = scale(self._spread(subtract(trained, start), params, place, liked), weight)
-        told = self.som.message(down, trained["embedding"]) if self.assignment == "som" else {}
-        return self._kept(trained, moments, private), {"delta": delta, "weight": weight, **told}
+        up = {"delta": delta, "weight": weight, **self.heads.message(down, trained["embedding"])}
+        return self._kept(trained, moments, private), up
 
     def embedding(self, private: Tree, batches: Batches) -> Tensor:
-        """The client's; before its first round it is drawn, by the client itself."""
+        """The client's embedding, which the client draws before its first round."""
         drawn = batches.chances(self.size, "embedding")
         return torch.where(private["rounds"] > 0, private["embedding"], drawn)
 
     def _liked(self, batches: Batches) -> Tensor | None:
-        needed = self.assignment in ("prototype", "type")
-        return liked_kind(batches.rows(), self._many) if needed else None
-
-    def attracted(self, params: Params, embedding: Tensor, liked: Tensor | None, batches: Batches) -> Tensor:
-        """Steps of the triplet loss: to the prototype of the kind that the client likes, away from others (Eq. 1)."""
-        if self.assignment != "prototype" or liked is None or self._many < 2:
-            return embedding
-        prototypes = params["prototypes"]
-        drawn = (batches.chances(self.triplets, "negatives") * (self._many - 1)).long()
-        for step in range(self.triplets):
-            other = pick(prototypes, (liked + 1 + drawn[step]) % self._many)
-            embedding = triplet_step(embedding, pick(prototypes, liked), other, self.margin, self.triplet_lr)
-        return embedding
-
-    def place(self, down: Tree, embedding: Tensor, liked: Tensor | None) -> Tensor:
-        """Which head is the client's."""
-        if self.assignment == "type":
-            assert liked is not None
-            return liked
-        points = {"som": down.get("nodes"), "prototype": down["params"].get("prototypes")}.get(self.assignment)
-        return torch.zeros((), dtype=torch.int64) if points is None else nearest(embedding, points)
+        return liked_kind(batches.rows(), self.heads.heads) if self.heads.likes else None
 
     def model(self, params: Params, private: Tree, place: Tensor, liked: Tensor | None, embedding: Tensor) -> Params:
-        """What one client trains: the encoder, its head, the global ones, its embedding (and its prototype)."""
-        if self.assignment == "personal":  # before its first round a client's own head is the global one
+        """The parameters that one client trains: encoder, its head, global ones, its embedding (and its prototype)."""
+        if self.heads.own_head:  # before its first round a client's own head is the global one
             known = private["rounds"] > 0
             head = {n: torch.where(known, p, params[f"global.{n}"]) for n, p in private["head"].items()}
         else:
@@ -206,17 +194,17 @@ class FedEmbed(SharedModel):
         return {**{n: p for n, p in params.items() if n not in (*HEADS, "prototypes")}, **own}
 
     def train(self, model: Params, moments: Tree, batches: Batches, alone: bool = False) -> tuple[Params, Tree]:
-        """Local training; `alone`: of the client's own alone, the shared model being held.
+        """Local training; `alone`: of the client's own parameters, with the shared model held.
 
-        `moments`: the optimizer's state of what stays on the client, which goes on with it; that of what is shared
-        begins anew.
+        `moments`: the optimizer's state for the client's own parameters, which continues from round to round; that for
+        shared parameters starts anew.
         """
         apart = ("embedding", "prototype", *(name for name in model if name.startswith("global.")))
         shared = [name for name in model if name not in apart]
         own = [name for name in apart if name in model and name != "prototype"]
         groups = [shared, own, [name for name in model if name == "prototype"]]
         if alone:
-            mine = ("head.weight", "head.bias") if self.assignment == "personal" else ()
+            mine = ("head.weight", "head.bias") if self.heads.own_head else ()
             groups = [list(mine), ["embedding"], []]
         which = [place for place, names in enumerate(groups) if names]
         taught = [name for names in groups for name in names]
@@ -241,12 +229,12 @@ class FedEmbed(SharedModel):
         """What the shared parameters, the embedding (with nu) and the prototype descend."""
         task = self._task
         features = task.network.features(model, batch["x"])
-        said = task.mean_loss(_affine(model, "head", features), batch)
-        shared = own = said
+        loss = task.mean_loss(_affine(model, "head", features), batch)
+        shared = own = loss
         if "global.weight" in model:
-            own = said + task.mean_loss(_affine(model, "global", features), batch)
+            own = loss + task.mean_loss(_affine(model, "global", features), batch)
         if "kinds.weight" in model:
-            shared = said + self.kinds * _unlikeliness(_affine(model, "kinds", features), batch)
+            shared = loss + self.kinds * _unlikeliness(_affine(model, "kinds", features), batch)
         if "prototype" not in model:
             return shared, own
         there = task.network.features({**model, "embedding": model["prototype"]}, batch["x"])
@@ -258,16 +246,16 @@ class FedEmbed(SharedModel):
         delta = {name: change[name] for name in params if name in change}
         for name in (name for name in HEADS if name in params):
             mine = change[name.replace("heads.", "head.")]
-            delta[name] = one_of(place, self._many).reshape(-1, *(1,) * mine.dim()) * mine
+            delta[name] = one_of(place, self.heads.heads).reshape(-1, *(1,) * mine.dim()) * mine
         if "prototypes" in params and liked is not None:
-            delta["prototypes"] = one_of(liked, self._many)[:, None] * change["prototype"]
+            delta["prototypes"] = one_of(liked, self.heads.heads)[:, None] * change["prototype"]
         return delta
 
     def _kept(self, trained: Params, moments: Tree, private: Tree) -> Tree:
         kept: Tree = {"embedding": trained["embedding"], "rounds": private["rounds"] + 1}
         if moments:
             kept["moments"] = moments
-        if self.assignment == "personal":
+        if self.heads.own_head:
             kept["head"] = {name: trained[f"head.{name}"] for name in private["head"]}
         return kept
 
@@ -277,8 +265,8 @@ class FedEmbed(SharedModel):
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
         params, liked = down["params"], self._liked(support)
-        embedding = self.attracted(params, self.embedding(private, support), liked, support)
-        start = self.model(params, private, self.place(down, embedding, liked), None, embedding)
+        embedding = self.heads.attracted(params, self.embedding(private, support), liked, support)
+        start = self.model(params, private, self.heads.place(down, embedding, liked), None, embedding)
         return self._kept(*self.train(start, private.get("moments", {}), support, alone=True), private)
 
     def candidates(self) -> tuple[str, ...]:
@@ -286,7 +274,7 @@ class FedEmbed(SharedModel):
 
     def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Params]:
         params, embedding, liked = down["params"], private["embedding"], self._liked(support)
-        model = self.model(params, private, self.place(down, embedding, liked), None, embedding)
+        model = self.model(params, private, self.heads.place(down, embedding, liked), None, embedding)
         mine = {n: p for n, p in model.items() if not n.startswith(("global.", "kinds."))}
         common = {f"head.{n}": params.get(f"global.{n}", model[f"head.{n}"]) for n in ("weight", "bias")}
         yield {**mine, **common, "embedding": torch.full_like(embedding, 0.5)}  # as if nothing were known of the client

@@ -26,9 +26,8 @@ from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Reveal
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.parts.heads import body_and_head
+from bespoke.methods.parts.kmeans import kmeans
 from bespoke.tensors import Params, Tree, scale, subtract, take, tree_map
-
-ROUNDING = 1e-5  # of squared distances between points of length 1, in float32
 
 
 @dataclass(frozen=True)
@@ -143,41 +142,3 @@ def _head(heads: Tensor, cluster: Tensor) -> Tensor:
     """The heads of these clusters; of -1 the mean of all."""
     known = cluster.reshape(-1, *(1,) * (heads.dim() - 1)) >= 0
     return torch.where(known, heads[cluster.clamp(min=0)], heads.mean(0))
-
-
-def kmeans(points: Tensor, centres: Tensor, iterations: int, seed: int | None) -> tuple[Tensor, Tensor]:
-    """(cluster of every point, centres) by Lloyd's algorithm, from these centres or (`seed`) from k-means++.
-
-    Points have length 1, or 0. Of centres that are equally near up to rounding, the first counts. All centres are as
-    near to a cohort of one client, and the last digit of an engine's sums would decide. A centre without points stays
-    where it is. Points are few and long: centres are kept as mixtures of the points and of the centres before, so
-    that all distances follow from one table of products.
-    """
-    many, k = len(points), len(centres)
-    if seed is not None:
-        centres = points[_spread_out(points @ points.mT, k, seed)]
-    both = torch.cat([points, centres])
-    products = both @ both.mT
-    mixture = torch.eye(many + k)[many:]  # (centres, points and centres before)
-    for left in reversed(range(iterations + 1)):
-        lengths = products.diagonal()[:many, None] + torch.einsum("ki,ij,kj->k", mixture, products, mixture)
-        squares = lengths - 2 * products[:many] @ mixture.mT
-        places = (squares <= squares.amin(1, keepdim=True) + ROUNDING).int().argmax(1)
-        if left:
-            members = (torch.arange(k)[:, None] == places).float()
-            sizes = members.sum(1, keepdim=True)
-            mean = torch.cat([members / sizes.clamp(min=1), torch.zeros(k, k)], 1)
-            mixture = torch.where(sizes > 0, mean, mixture)
-    return places, mixture @ both
-
-
-def _spread_out(products: Tensor, k: int, seed: int) -> list[int]:
-    """k-means++ (Arthur and Vassilvitskii 2007): the next is drawn by its squared distance to those there are."""
-    draw = torch.Generator().manual_seed(seed)
-    lengths = products.diagonal()
-    squares = lengths[:, None] + lengths - 2 * products
-    chosen = [int(torch.randint(len(products), (1,), generator=draw))]
-    while len(chosen) < k:
-        far = squares[:, chosen].amin(1)
-        chosen.append(int(torch.multinomial(far.clamp(min=ROUNDING), 1, generator=draw)))
-    return chosen

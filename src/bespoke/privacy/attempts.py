@@ -1,8 +1,8 @@
-"""The record of what really happened: attempts.jsonl notes every round begun or finished, with its noise.
+"""The record of attempts: attempts.jsonl has a line for every round begun or finished, with its noise.
 
-The account is composed of these lines, not of what was planned: so it holds for a stage that another run has trained,
-and for rounds that were made before privacy.json was changed or lost. Lines of a stage that was adopted from the cache
-name it (`from`), and one of them the run that made it (`by`).
+The account is computed from these lines, not from the plan. So it is right for a stage that another run trained, and
+for rounds before privacy.json was changed or lost. Lines of a stage that was adopted from the cache name the stage
+(`from`), and one of them the run that made it (`by`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Made(NamedTuple):
 
 
 class Attempts:
-    """How each round (stage, number) was made, for every time it was begun or done."""
+    """How each round (stage, number) was made, for every attempt."""
 
     def __init__(self, folder: Path, unsaid: Callable[[int], Made]) -> None:
-        """Reads what processes before this one noted; `unsaid`: the noise of lines that do not tell it, by stage."""
+        """Reads the lines of earlier processes; `unsaid`: the noise for lines without it, by stage."""
         self.folder, self.lines = folder, _read(folder)
         self.made: dict[str, dict[tuple[int, int], list[Made]]] = {"begun": {}, "done": {}}
         for line in self.lines:
@@ -49,23 +49,23 @@ class Attempts:
         return max((number for stage, number in self.made["begun"] if stage == place), default=0)
 
     def share(self, stage: Path, place: int) -> None:
-        """Put the attempts at a stage beside it in the cache."""
+        """Stores the attempts at a stage beside it in the cache."""
         _write(stage, [line for line in self.lines if line["stage"] == place and line["what"] in self.made])
 
     def adopt(self, stage: Path, place: int, by: str) -> None:
-        """Note the attempts at a stage of the cache as this run's own: atomically, and once even if it is repeated."""
+        """Adds the attempts at a stage of the cache to this run's own: atomically, and once even if repeated."""
         kept = [line for line in self.lines if line["stage"] != place or "from" not in line]
         theirs = [{**line, "stage": place, "from": stage.name} for line in _read(stage)]
         _write(self.folder, [*kept, {"stage": place, "what": "adopted", "from": stage.name, "by": by}, *theirs])
 
 
 def run_name(folder: Path) -> str:
-    """What a run is called among those of a comparison or tuning: runs/fedavg-seed0."""
+    """The name of a run within a comparison or tuning: runs/fedavg-seed0."""
     return f"{folder.parent.name}/{folder.name}"
 
 
 def adopted(folder: Path) -> dict[int, tuple[str, str]]:
-    """The stages of a run that another one has trained: their names in the cache, and that run's name."""
+    """The adopted stages of a run: their names in the cache, and the names of the runs that trained them."""
     return {line["stage"]: (line["from"], line["by"]) for line in _read(folder) if line["what"] == "adopted"}
 
 
@@ -87,6 +87,6 @@ def _read(folder: Path) -> list[Line]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             found.append(json.loads(line))
-        except ValueError:  # killed while it was written: nothing had been drawn yet, or nothing shown
+        except ValueError:  # cut off by a kill, before noise was drawn or results were visible
             continue
     return found

@@ -14,7 +14,7 @@ from bespoke.records import PrivacyCost, PrivacyRecord
 
 
 def together(paths: Sequence[Path]) -> PrivacyCost:
-    """How many runs these are, their epsilon if all of their models were seen (null: infinite), and that of `one`.
+    """The number of runs, their combined epsilon if all of their models are seen (null: infinite), and that of `one`.
 
     A stage that several runs share was released once, and counts once.
     """
@@ -30,13 +30,13 @@ def together(paths: Sequence[Path]) -> PrivacyCost:
     try:
         for part in _released(paths, statements):
             total = total + Spent.from_json(part)
-    except ValueError:  # cohorts were tuned: no accountant composes these kinds of neighbours
+    except ValueError:  # tuned cohorts: no accountant composes different kinds of neighbours
         return {**known, "epsilon": None, "why": ["runs that sample clients differently"]}
     return {**known, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
 
 
 def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[dict[str, Any]]:
-    """What runs have spent, a stage that was trained by one and adopted by others once."""
+    """The cost of runs, in which a stage that others adopted counts once."""
     here, parts, shared = set(map(run_name, paths)), [], {}
     for path, statement in zip(paths, statements):
         others = adopted(path)

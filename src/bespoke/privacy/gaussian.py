@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on messages: clips what leaves a client and adds noise to it, to the sum, or to both.
+"""The Gaussian mechanism on messages: clips messages and adds noise to them, to their sum, or to both.
 
 A client's hidden fields are scaled to a bounded norm: all of them together (flat), each leaf to C / sqrt(leaves) (by
 layer), or each field to a bound of its own. Then a client moves the sum by at most C, and noise of deviation z C on
@@ -6,11 +6,11 @@ every entry has the noise multiplier z. With a bound b_f for each of F fields th
 units of the noise a client moves the sum by at most 1/z again.
 
 Adaptive clipping (Andrew et al., Differentially Private Learning with Adaptive Clipping, NeurIPS 2021): every client
-also tells whether its norm was within the bound, b - 1/2, and the bound follows a quantile of the norms: C <- C
-exp(-rate (b~ - quantile)), b~ being the noisy mean of b. The sum of bits has noise of deviation s; in return the noise
+also sends whether its norm was within the bound, b - 1/2, and the bound follows a quantile of the norms: C <- C
+exp(-rate (b~ - quantile)), where b~ is the noisy mean of b. The sum of bits has noise of deviation s; so the noise
 multiplier of the rest grows to (z^-2 - (2 s)^-2)^(-1/2), so that both together cost what z alone would.
 
-What is divided by must not tell who was there: a field that is the same for everyone (COUNT) is replaced by a public
+The divisor must not reveal participants: a field that is the same for all clients (COUNT) is replaced by a public
 number, the expected size of the cohort. A client whose message is not finite sends zeros.
 """
 
@@ -29,7 +29,7 @@ from bespoke.method import Cohort
 from bespoke.privacy.noise import with_noise, with_noise_each
 from bespoke.tensors import Tree, leaves, tree_map
 
-BIT = "within bound"  # the field by which clients tell whether they were clipped
+BIT = "within bound"  # the field with the clipping bit
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Adaptive:
 
 
 def bit_noise(asked: float | None, multiplier: float, expected: float) -> float:
-    """Deviation of the noise on the sum of bits: a twentieth of the cohort as in the paper, never less than z."""
+    """Deviation of the noise on the sum of bits: a twentieth of the cohort, as in the paper, but at least z."""
     return max(expected / 20, multiplier) if asked is None else asked
 
 
@@ -62,10 +62,10 @@ class Gaussian(Transform):
     local: float = 0.0
     by_layer: bool = False
     expected: float = 1.0  # clients in a cohort: a public number
-    counts: tuple[str, ...] = ()  # fields that are one for everybody
+    counts: tuple[str, ...] = ()  # fields that are one for all clients
     adaptive: Adaptive | None = None
     reproducible: bool = False
-    groups: dict[int, float] = field(default_factory=dict)  # clients expected of each, where sums are of groups
+    groups: dict[int, float] = field(default_factory=dict)  # with groups: the expected clients of each
 
     hides = True
 
@@ -77,13 +77,13 @@ class Gaussian(Transform):
         return {"bound": self.bound} if self.adaptive and isinstance(self.bound, float) else {}
 
     def limit(self, state: State) -> float:
-        """The norm to which the hidden fields are clipped together in this round, if they share one."""
+        """The norm to which the hidden fields are clipped together in this round, if they share a bound."""
         return state.get("bound", self.bound if isinstance(self.bound, float) else math.nan)
 
     # -- what the noise is ---------------------------------------------------------------------------------------------
     def _bits(self, multiplier: float, where: str) -> float:
         assert self.adaptive is not None
-        if where == "client":  # a single bit: as uncertain as the rest of the message
+        if where == "client":  # for a single bit, the same noise multiplier as the rest of the message
             return multiplier
         return bit_noise(self.adaptive.noise, multiplier, self.expected)
 
@@ -102,7 +102,7 @@ class Gaussian(Transform):
         return {**dict.fromkeys(self.hidden, rest * self.limit(state)), BIT: bits}
 
     def squared_mu(self, local: bool, central: bool) -> float:
-        """1 / z^2 of the noise of one's own message and of the sum, taken together: noise of both kinds adds up."""
+        """1 / z^2 for the noise of the client's own message and of the sum together: variances add."""
         sides = [("client", self.local if local else 0.0), ("sum", self.central if central else 0.0)]
         sides = [(where, z) for where, z in sides if z]
         if not sides:
@@ -118,7 +118,7 @@ class Gaussian(Transform):
         hidden, ones = self._finite({name: sent.up[name] for name in self.hidden}), {}
         bound = self.limit(sent.state)
         if self.adaptive is not None:
-            within = norms(hidden) <= bound if leaves(hidden) else torch.ones(len(sent.clients))  # nothing is shared
+            within = norms(hidden) <= bound if leaves(hidden) else torch.ones(len(sent.clients))  # no field is shared
             ones[BIT] = within.float() - 0.5
         values = {**self._clipped(hidden, bound), **ones}
         for name, deviation in self.deviations(sent.state, "client").items():
@@ -129,7 +129,7 @@ class Gaussian(Transform):
         return replace(sent, up={**sent.up, **values, **public}, nbytes=sent.nbytes + extra)
 
     def _finite(self, hidden: Tree) -> Tree:
-        """Replaces messages that are not finite by zeros, so that nobody can tell which clients they came from."""
+        """Replaces messages that are not finite by zeros, so that their clients stay hidden."""
         fine = norms(hidden).isfinite() if leaves(hidden) else torch.ones(())
         if bool(fine.all()):
             return hidden
@@ -147,13 +147,13 @@ class Gaussian(Transform):
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
         sums = dict(cohort.sums)
         if self.adaptive is not None:
-            sums[BIT] = sums.get(BIT, torch.zeros(())).sum()  # where nobody sent one; and of all groups together
+            sums[BIT] = sums.get(BIT, torch.zeros(())).sum()  # zero if no client sent one; of all groups together
         for name, deviation in self.deviations(state, "sum").items():
-            if name in sums:  # what each client reveals by itself is out of reach of noise on a sum
+            if name in sums:  # noise on a sum cannot hide what each client reveals by itself
                 words = (key, "sum", name) if self.reproducible else None
                 sums[name] = with_noise(sums[name], deviation, words)
         for name in [name for name in self.hidden if self.groups and name in sums]:
-            # noise is no reason for the model of nobody to move
+            # noise alone must not move a model without clients
             sums[name] = tree_map(lambda leaf: leaf * _along(self._rows(leaf) > 0, leaf), sums[name])
         for name in [name for name in self.counts if name in sums]:
             sums[name] = tree_map(self._expected, sums[name])
@@ -164,7 +164,7 @@ class Gaussian(Transform):
         return replace(cohort, sums=sums), state
 
     def _expected(self, sums: Tensor) -> Tensor:
-        """The public cohort size of each row, used instead of the number that arrived."""
+        """The public cohort size of each row, used instead of the true number."""
         if not self.groups:
             return torch.full_like(sums, self.expected)
         expected: Tensor = _along(self._rows(sums), sums).expand_as(sums).to(sums.dtype)

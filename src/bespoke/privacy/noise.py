@@ -1,8 +1,8 @@
 """Gaussian noise from the operating system's generator (unpredictable) or from keys (repeatable).
 
-Secret noise is made of os.urandom (a cryptographic generator, seeded by the machine) by the transform of Box and
-Muller, in double precision. Where it is added the sum is rounded to the message's own precision afterwards: float32 has
-a grid 2^29 times as coarse as that of the noise, which hides the gaps between the doubles that a generator can give.
+Secret noise is made from os.urandom (a cryptographic generator) by the transform of Box and Muller, in double
+precision. The sum is then rounded to the message's own precision. The grid of float32 is 2^29 times as coarse as that
+of the noise, which hides the gaps between the doubles that a generator can give.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def secret_normal(shape: Shape) -> NDArray[np.float64]:
 
 
 def keyed_normal(shape: Shape, *words: Word) -> NDArray[np.float64]:
-    """The same numbers for the same key words: not private from anyone who knows the seed."""
+    """The same numbers for the same key words: not private against anyone who knows the seed."""
     return generator("noise", *words).standard_normal(shape)
 
 
@@ -48,7 +48,7 @@ def with_noise(tree: Any, deviation: float, words: tuple[Word, ...] | None) -> A
 
 
 def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], words: tuple[Word, ...] | None) -> Any:
-    """The same for a stacked tree: every client draws its own noise, whoever is stacked with it."""
+    """The same for a stacked tree: every client draws its own noise, whatever else is in the stack."""
 
     def noisy(name: str, leaf: Tensor) -> Tensor:
         shape = tuple(leaf.shape)
@@ -61,5 +61,5 @@ def with_noise_each(tree: Any, deviation: float, clients: NDArray[np.uint64], wo
 
 
 def added(leaf: Tensor, drawn: NDArray[np.float64]) -> Tensor:
-    """leaf + noise, in double precision until it is rounded to what it was."""
+    """leaf + noise, added in double precision and rounded to the leaf's precision."""
     return (leaf.double() + torch.from_numpy(np.asarray(drawn)).to(leaf.device)).to(leaf.dtype)

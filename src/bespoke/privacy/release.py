@@ -1,21 +1,21 @@
 """Statistics of clients' data that the encoding needs, released with noise: categories, means and deviations.
 
-Three rounds of the Gaussian mechanism, in each of which a client sends a vector of norm at most one:
+There are three rounds of the Gaussian mechanism. In each, a client sends a vector of norm at most one:
 
 1. Items. A client's items are its categories (at most LEVELS of a column, its own most frequent ones), its classes, the
-   columns in which it has missing values, and the magnitude ceil(log2 max|x|) of each number; of texts, its SPOKEN most
-   frequent words, and nothing else is learned, in this round alone. With k items each has
-   the weight 1 / sqrt(k). Categories and classes are released if their noisy weight exceeds the threshold of
+   columns in which it has missing values, and the magnitude ceil(log2 max|x|) of each number. For texts, the items are
+   the client's SPOKEN most frequent words, and this is the only round. With k items, each has the weight 1 / sqrt(k).
+   Categories and classes are released if their noisy weight exceeds the threshold
 
        max over t of  1 / sqrt(t) + z quantile((1 - delta)^(1/t)),   t up to the most items that a client may have,
 
-   which those of a single client exceed with probability delta at most (Gopi et al., Differentially Private Set
-   Union, ICML 2020). Everything else is known to be asked for, and needs no such threshold.
+   which an item of a single client exceeds with probability at most delta (Gopi et al., Differentially Private Set
+   Union, ICML 2020). The other items are known without the data and need no such threshold.
 2. Means of the values, clipped to the released magnitude.
-3. Deviations: the magnitude of each client's root mean square distance to the released mean. A mean that is off is thus
-   made up for: what is standardized has about unit size whatever the noise was.
+3. Deviations: the magnitude of each client's root mean square distance to the released mean. This compensates an error
+   of the mean: standardized values have about unit size, whatever the noise was.
 
-A client's rows count as their mean, so clients weigh alike. A number whose magnitude is not found stays as it is.
+A client's rows count as their mean, so clients weigh alike. A number without a released magnitude stays unscaled.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ Ints = NDArray[np.int64]
 Draw = Callable[[tuple[int, ...], str], Floats]  # standard normal numbers of a shape, for a purpose
 
 RELEASE = "statistics.json"  # of a run folder
-SPOKEN = 200  # words of a client that count, its own most frequent ones
-EXPONENTS = np.arange(-63, 64)  # of magnitudes that are told apart; zero and smaller ones are the first
-SURE = 4.0  # deviations of the noise: what is known to be asked for is released above it
+SPOKEN = 200  # number of a client's own most frequent words that count
+EXPONENTS = np.arange(-63, 64)  # of distinguished magnitudes; the first includes zero and smaller ones
+SURE = 4.0  # in deviations of the noise: the threshold of items that are known without the data
 
 
 @dataclass(frozen=True)
 class Release:
-    """What was released and its cost: one Gaussian mechanism with this noise, and the threshold's delta."""
+    """Released statistics and their cost: one Gaussian mechanism with this noise, and the threshold's delta."""
 
     id: str
     noise: float
@@ -69,7 +69,7 @@ class Release:
         write_text(path, json.dumps(asdict(self), indent=1))
 
     def kept(self, path: Path) -> Release:
-        """Put it on disk before anything of it is seen; if another process was faster, its release counts."""
+        """Writes the release to disk before it is used. If another process was faster, its release is used."""
         making = path.with_name(f".{path.name}.{os.getpid()}")
         self.write(making)
         with contextlib.suppress(FileExistsError):
@@ -91,14 +91,14 @@ class Release:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a run learned of its data before training, as its account sees it."""
+    """What a run learned from its data before training, for its privacy account."""
 
-    unpaid: tuple[str, ...] = ()  # learned from clients without noise, and not declared public
+    unpaid: tuple[str, ...] = ()  # learned without noise, and not declared public
     releases: dict[str, tuple[float, float]] = field(default_factory=dict)  # by name: noise multiplier, delta
 
     @classmethod
     def of(cls, about: About, public_statistics: bool) -> Learned:
-        """As a population's description has it."""
+        """Reads a population's description."""
         unpaid, made = list(about.get("unpaid", ())), about.get("release")
         if about.get("statistics_floats", 0) > (made or {}).get("floats", 0) and not public_statistics:
             unpaid.append(
@@ -109,7 +109,7 @@ class Learned:
         return cls(tuple(unpaid), {made["id"]: (made["noise"], made["delta"])} if made else {})
 
     def why(self, view: str) -> list[str]:
-        """Why nothing can be promised; empty if something can."""
+        """Reasons why there is no guarantee; empty if there is one."""
         summed = "what is learned to encode and standardize the data is noised on the sum, not on the client"
         return [*self.unpaid, *([summed] if self.releases and view == "messages" else [])]
 
@@ -121,18 +121,18 @@ NOTHING = Learned()
 
 
 def words_file(store: Path) -> Path:
-    """Where the vocabulary of a folder lies that was learned without noise, beside what was released."""
+    """The file of a folder's vocabulary that was learned without noise, beside the release."""
     return store.with_name("words.json" if store.name == RELEASE else f"{store.stem}-words.json")
 
 
 def keep_words(path: Path, words: Sequence[str]) -> None:
-    """Write the vocabulary with which the models of a folder are begun."""
+    """Writes the vocabulary with which the models of a folder start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(sealed({"words": list(words)}), ensure_ascii=False))
 
 
 def threshold(noise: float, delta: float, most: int) -> float:
-    """The noisy weight above which items are released: those of one client alone exceed it with probability delta."""
+    """The noisy weight above which items are released. An item of one client exceeds it with probability delta."""
     from scipy.stats import norm
 
     counts = np.arange(1, max(most, 1) + 1)
@@ -156,8 +156,8 @@ class Learner:
 
     # -- round 1 -------------------------------------------------------------------------------------------------------
     def items(self, raw: Population | None, values: Floats, names: list[str]) -> tuple[Schema | None, Ints, list[str]]:
-        """The schema of a table (`raw`), and the magnitude of each column of values: below all where none is found."""
-        asked = [self._magnitudes(values)]  # (client, item) pairs; items are numbered on, column by column
+        """The schema of a table (`raw`), and the magnitude of each column of values (-1 below the first if unknown)."""
+        asked = [self._magnitudes(values)]  # (client, item) pairs; items are numbered column by column
         open_items: list[tuple[Ints, Ints]] = []
         entries = raw.about["columns"] if raw is not None else []
         if raw is not None:
@@ -209,7 +209,7 @@ class Learner:
         return Schema(tuple(columns), target), magnitudes, notes
 
     def words(self, raw: Population) -> tuple[list[str], list[str]]:
-        """The words that enough clients say, those of the largest noisy weight first."""
+        """The words that enough clients use, by decreasing noisy weight."""
         pieces = raw.columns["pieces"].numpy()[self.rows]
         owner, text = np.repeat(self.owner, pieces.shape[1]), raw.about["text"]
         banned = {0, *(place for place, word in enumerate(raw.about["pieces"], 1) if word in text["unknown"])}
@@ -229,12 +229,12 @@ class Learner:
         return found, [f"The vocabulary has {len(found):,} entries, released with noise: many clients say each."]
 
     def _levels(self, cells: Floats) -> tuple[Ints, Ints]:
-        """Each client with its most frequent levels, at most LEVELS of them."""
+        """Pairs of each client and its most frequent levels, at most LEVELS of them."""
         there = ~np.isnan(cells)
         return _frequent(self.owner[there], cells[there].astype(np.int64), LEVELS)
 
     def _magnitudes(self, values: Floats) -> tuple[Ints, Ints]:
-        """Each client with the magnitude of the largest value of each column."""
+        """Pairs of each client and the magnitude of its largest value, for each column."""
         largest = np.full((self.clients, values.shape[1]), -1.0)
         present = ~np.isnan(values)
         for place in range(values.shape[1]):
@@ -253,7 +253,7 @@ class Learner:
     def _released(
         self, pairs: tuple[Ints, Ints], weight: Floats, levels: list[str], limit: float, purpose: str
     ) -> list[str]:
-        """The levels above the threshold, by falling noisy weight. Levels without clients are never considered."""
+        """The levels above the threshold, by decreasing noisy weight. Levels without clients are never considered."""
         there = np.unique(pairs[1])
         noisy = self._noised((pairs[0], np.searchsorted(there, pairs[1])), weight, len(there), purpose)
         order = np.argsort(-noisy, kind="stable")
@@ -261,11 +261,11 @@ class Learner:
 
     # -- rounds 2 and 3 ------------------------------------------------------------------------------------------------
     def scales(self, values: Floats, names: list[str], magnitudes: Ints) -> Statistics:
-        """Mean and deviation of each column whose magnitude is known; 0 and 1 of the others."""
+        """Mean and deviation of each column whose magnitude is known; 0 and 1 for the others."""
         width = values.shape[1]
         found = magnitudes >= EXPONENTS[0]
         bound = np.where(found, np.exp2(magnitudes.astype(np.float64)), 1.0)
-        part = math.sqrt(max(width, 1))  # entries of at most one: the whole vector, divided by it, has norm one
+        part = math.sqrt(max(width, 1))  # entries are at most one, so the vector divided by this has norm at most one
         means = self._added(self._means(np.clip(values / bound, -1, 1)).sum(0) / part, "means")
         mean = np.clip(means * part / max(self.clients, 1), -1, 1) * bound
         distance = np.sqrt(self._means((values - mean) ** 2, absent=np.nan))
@@ -296,7 +296,7 @@ _NONE = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _frequent(owner: Ints, items: Ints, most: int) -> tuple[Ints, Ints]:
-    """Each owner with its most frequent items, at most so many of them."""
+    """Pairs of each owner and its most frequent items, at most so many of them."""
     pairs, counts = np.unique(np.stack([owner, items]), axis=1, return_counts=True)
     order = np.lexsort((pairs[1], -counts, pairs[0]))
     client, item = pairs[:, order]
@@ -319,7 +319,7 @@ def _binned(sizes: Floats) -> tuple[Ints, Ints]:
 
 
 def _largest(votes: Floats, limit: float) -> Ints:
-    """The largest magnitude above the limit in each row; one below the first where there is none."""
+    """The largest magnitude above the limit in each row; one below the first if there is none."""
     above = votes > limit
     last = votes.shape[1] - 1 - above[:, ::-1].argmax(1)
     largest: Ints = np.where(above.any(1), EXPONENTS[0] + last, EXPONENTS[0] - 1)

@@ -69,7 +69,7 @@ class PrivacyConfig(BaseModel):
 
 
 def calibrated(privacy: dict[str, Any]) -> bool:
-    """Whether noise is calibrated to the budget, and so depends on all planned rounds; `privacy` as in the file."""
+    """Whether noise is calibrated to the budget, so that it depends on all planned rounds; `privacy` as in the file."""
     noise = privacy.get("noise"), privacy.get("local_noise")
     return "auto" in noise or noise == (None, None)
 
@@ -112,7 +112,7 @@ def check_privacy(privacy: PrivacyConfig, where: str, *, clip: float | None, kee
 
 
 def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
-    """With bounds by field, every field that leaves needs one, in all stages."""
+    """Checks that bounds by field cover every field that leaves clients, in all stages."""
     if not isinstance(privacy.clip, dict):
         return
     sent = {name for method in methods for name, kind in reveals(method.uplink).items() if kind is not Reveal.COUNT}
@@ -125,9 +125,9 @@ def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
 
 
 def uniform_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]]) -> dict[str, Any]:
-    """A stage as it is under privacy: clients weigh alike unless told otherwise, for their sizes are data too.
+    """A stage with the defaults of private runs: clients weigh alike, because their sizes are data too.
 
-    A mixed model is estimated from moments, which have a size that clipping can bound.
+    A mixed model is estimated from moments, whose size clipping can bound.
     """
     from typing import get_args, get_type_hints
 

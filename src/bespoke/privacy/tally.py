@@ -45,7 +45,7 @@ def _rate(sampler: Sampler) -> float:
 
 
 def sampling_of(base: Sampler, plans: Sequence[StagePlan], local: bool) -> Kind:
-    """How clients come: see bespoke.privacy.accountant. Where everyone comes, that is known."""
+    """The kind of participation (see bespoke.privacy.accountant). Full participation is `known`."""
     everyone = all(plan.rate >= 1 for plan in plans if plan.method.trains and plan.rounds)
     if local or base.over_select > 1 or everyone or base.sampling not in ("poisson", "uniform"):
         return "known"
@@ -64,19 +64,19 @@ def expected_size(cohorts: Sampler | SideBySide) -> float:
 
 
 def _as_one(made: Sequence[Made]) -> tuple[float, float]:
-    """A round made several times with one cohort: its rate, and one noise level that reveals as much."""
+    """A round that was made several times with one cohort: its rate, and one noise level that reveals as much."""
     first = made[0].noise or 0.0
     told = sum((first / how.noise) ** 2 if how.noise else math.inf for how in made)
     return max(how.rate for how in made), first / math.sqrt(told)
 
 
 class Tally:
-    """Adds up rounds, each once, in order. If participants are known: mu^2 of every client, for both views."""
+    """Adds up rounds, each once, in order. If participants are known, it adds mu^2 by client, for both views."""
 
     def __init__(self, account: Account, squared: Floats | None) -> None:
         self.account, self.squared = account, squared
         self.rounds: Counter[tuple[float, float]] = Counter()
-        self.seen: dict[int, int] = {}  # rounds of each stage that are added up
+        self.seen: dict[int, int] = {}  # by stage: the rounds added so far
         self.sent = False
 
     def copy(self) -> Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bespoke.report.analyses import analysis_parts
 from bespoke.report.curves import clusters_figure, curve_figure
 from bespoke.report.figures import (
     Drawn,
@@ -19,7 +20,6 @@ from bespoke.report.figures import (
 )
 from bespoke.report.groups import group_parts
 from bespoke.report.mixed import mixed_parts
-from bespoke.report.motley import motley_parts
 from bespoke.report.summary import BEFORE, Summary, with_before
 from bespoke.statistics import clients as over
 from bespoke.statistics.folders import RunSet
@@ -53,7 +53,7 @@ class AllFigures:
             "traffic": curve_figure(study, summary, styles, against="traffic"),
             "clusters": clusters_figure(study, summary, styles),
         }
-        more, motley = motley_parts(study, table, summary, styles)
+        more, motley = analysis_parts(study, table, summary, styles)
         gained, grouped = group_parts(study, table, summary)
         spread, differing = mixed_parts(study, summary)
         found = {name: figure for name, figure in {**figures, **more, **gained, **spread}.items() if figure}

@@ -33,7 +33,7 @@ def embedding_parts(
         entry = {
             "name": name,
             "title": titles[analysis.label],
-            "told": in_words(analysis),
+            "sentences": in_words(analysis),
             "map": "map" in analysis.record,
         }
         entries.append(entry)

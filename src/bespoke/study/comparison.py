@@ -43,8 +43,9 @@ from bespoke.statistics.harm import UNATTACKED
 from bespoke.storage import write_text
 from bespoke.study.defaults import Settled, settle
 from bespoke.study.described import cautions, describe, described
+from bespoke.study.job import Job
 from bespoke.study.references import REFERENCES, references_for
-from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.scheduler import Jobs
 from bespoke.study.tuning import Trial, best, folder_name, settled
 
 NO_TASK: Any = None  # for methods that are only described
@@ -148,7 +149,15 @@ class Comparison:
             len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
         )
         with Jobs(
-            population, self.folder, self.jobs, expected, self.progress, self.stop, self.how, self.callbacks
+            population,
+            self.folder,
+            self.jobs,
+            expected,
+            self.progress,
+            self.stop,
+            self.how,
+            self.callbacks,
+            meanwhile=_import_report,
         ) as jobs:
             jobs.bench = bench
             if self.automatic:
@@ -421,6 +430,15 @@ def past_the_edge(best: dict[str, Any], tried: list[dict[str, Any]]) -> list[dic
 
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _import_report() -> None:
+    """Imports what the report needs, which takes seconds."""
+    import pandas  # noqa: F401
+    import scipy.stats  # noqa: F401
+
+    import bespoke.report.page
+    import bespoke.report.terminal  # noqa: F401
 
 
 def _bare(stage: dict[str, Any], where: str) -> Method:

@@ -17,7 +17,8 @@ from bespoke.errors import UserError, needs_extra, unknown
 from bespoke.experiment.search_space import KnobValues, Range, Space
 from bespoke.randomness import mix
 from bespoke.records import RunRecord
-from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.job import Job
+from bespoke.study.scheduler import Jobs
 
 if TYPE_CHECKING:
     from bespoke.study.tuning import Trial

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bespoke.data.splits import Rows
 from bespoke.experiment.experiment import Experiment
+from bespoke.models.language import LanguageModel
 from bespoke.models.linear_problem import LinearProblem
 from bespoke.randomness import generator, mix
 from bespoke.tensors import Params
@@ -52,7 +53,7 @@ def constant(experiment: Experiment) -> Params:
         return _unigram(experiment, params)
     y = _rows(experiment.split.train)["y"]
     v = torch.zeros_like(task.linear().coefficients(params))
-    if task.kernel_of() == "squares":
+    if experiment.population.about["task"] == "regression":
         v[0, 0] = y.double().mean()
     elif not task.smooth:
         v[0, 0] = 1.0 if y.double().mean() >= 0.5 else -1.0
@@ -71,10 +72,11 @@ def _bias(params: Params) -> str:
 
 def _unigram(experiment: Experiment, params: Params) -> Params:
     """The frequency of each token in the training rows, without context."""
-    name = _bias(params)
+    name, task = _bias(params), experiment.task
+    assert isinstance(task, LanguageModel)
     tokens = _rows(experiment.split.train)["y"].long().flatten()
-    counts = torch.bincount(tokens[tokens != experiment.task.padding], minlength=len(params[name])).double()
-    counts[experiment.task.padding] = -0.5 + 1e-6  # never a target
+    counts = torch.bincount(tokens[tokens != task.padding], minlength=len(params[name])).double()
+    counts[task.padding] = -0.5 + 1e-6  # never a target
     bias = ((counts + 0.5) / (counts + 0.5).sum()).log().float()
     weight = name.removesuffix("bias") + "weight"
     return {**params, name: bias, weight: torch.zeros_like(params[weight])}

@@ -18,7 +18,7 @@ from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_pare
 if TYPE_CHECKING:
     from bespoke.federation.engine import Choice as EngineChoice
     from bespoke.records import RunRecord
-    from bespoke.study.scheduler import Job, Judge
+    from bespoke.study.job import Job, Judge
 
 PROGRESS_SECONDS = 0.1  # between two messages of progress
 
@@ -76,6 +76,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, fo
     """The worker's main loop: makes the runs it is given until the pipe closes."""
     import torch
 
+    import bespoke.study.job  # noqa: F401  (all that a run imports: a process that is ready works at once)
     from bespoke.data.population import Population
     from bespoke.experiment.build import Bench
 
@@ -84,6 +85,8 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, fo
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
     callbacks = (ForwardingCallback(pipe),) if forwards else ()
+    with contextlib.suppress(OSError):
+        pipe.send(("ready",))
 
     def judge(rounds: int, value: float) -> bool:
         pipe.send(("point", rounds, value))
@@ -105,7 +108,7 @@ def _outcome(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Makes a run and returns its outcome as plain values."""
     from bespoke.runs.events import Interrupted, Pruned
-    from bespoke.study.scheduler import execute
+    from bespoke.study.job import execute
 
     try:
         return "done", execute(job, bench, how, cache, relay, stop, judge, callbacks)
@@ -130,6 +133,7 @@ class RunProcess:
 
     def __init__(self, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback] = ()) -> None:
         self.bar, self.job, self.stop_sent, self.callbacks = bar, None, False, callbacks
+        self.imported = False
         self.pipe, theirs = CONTEXT.Pipe()
         stopping, self.stopping = CONTEXT.Pipe(duplex=False)
         self.child = Child(_serve, (theirs, folder, cache, stopping, bool(callbacks)), 1)
@@ -144,6 +148,14 @@ class RunProcess:
         except OSError:
             raise self._died(job) from None
         self.job = job
+
+    def is_ready(self) -> bool:
+        """Whether the process has finished its imports. A dead one is ready, too: its first job reports the death."""
+        if not self.imported and self.pipe.poll():
+            with contextlib.suppress(EOFError, OSError):
+                self.pipe.recv()
+            self.imported = True
+        return self.imported
 
     def stop(self) -> None:
         """Asks the worker to stop after the current round; the run can be resumed."""
@@ -161,6 +173,9 @@ class RunProcess:
         except (EOFError, OSError):
             self.job = None
             raise self._died(job) from None
+        if kind == "ready":
+            self.imported = True
+            return None
         if kind == "point":
             rounds, value = rest
             worth = judge(job, rounds, value)

@@ -47,7 +47,8 @@ from bespoke.runs.events import Progress, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.forgotten import without_forgotten
 from bespoke.storage import write_text
-from bespoke.study.scheduler import Job, Jobs
+from bespoke.study.job import Job
+from bespoke.study.scheduler import Jobs
 
 
 @dataclass

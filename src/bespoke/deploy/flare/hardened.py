@@ -122,7 +122,8 @@ def expected(role: Role, kit: Path) -> dict[str, dict[str, Any]]:
 
 def role_of(kit: Path) -> Role:
     """Whether a kit is a hub's or a site's."""
-    for role in get_args(Role):
+    roles: tuple[Role, ...] = get_args(Role)
+    for role in roles:
         if (kit / "startup" / STARTUP[role][0]).is_file():
             return role
     raise UserError(f"{kit} is no kit: it has no startup/fed_server.json and no startup/fed_client.json")

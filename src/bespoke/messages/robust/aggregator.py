@@ -7,11 +7,11 @@ C <- C exp(-rate (b - q)), where b is the part of the cohort whose norm is at mo
     zeroing   max |x_i|      C starts at 10, q = 0.98, rate = ln 10; x is replaced by zeros if its norm exceeds 2 C + 1
     clipping  |x| (L2 norm)  C starts at 1, q = 0.8, rate = 0.2; x is scaled to the norm C if its norm exceeds C
 
-Zeroing comes first, and clipping sees what it left: the norm of a zeroed change is 0. A round uses the bounds as the
-round before left them. A zeroed change keeps its weight, so that the mean is pulled towards no change.
+Zeroing comes before clipping, so the norm of a zeroed change is 0. A round uses the bounds after the round before. A
+zeroed change keeps its weight, so it moves the mean towards no change.
 
-The clients do this themselves. Each adds up to three numbers to its message, zero or one: whether its largest entry is
-above C of zeroing, whether it zeroed its change, whether it clipped it. The server sees their sums.
+The clients do this themselves. Each adds up to three bits to its message: whether its largest entry is above C of
+zeroing, whether it zeroed its change, whether it clipped it. The server sees their sums.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Quantile:
         return state.get(self.name, self.start)
 
     def after(self, state: State, below: float) -> float:
-        """The next estimate, if this part of the cohort has norms of at most the present one."""
+        """The next estimate; `part`: the fraction of the cohort with norms of at most the present one."""
         return self.now(state) * math.exp(-self.rate * (below - self.target))
 
 
@@ -59,14 +59,14 @@ MULTIPLIER, INCREMENT = 2.0, 1.0  # zeroing begins at MULTIPLIER times the estim
 
 @dataclass(frozen=True)
 class Aggregator:
-    """The key `aggregator` of a stage: how the clients' changes become their mean."""
+    """The key `aggregator` of a stage: how the mean of clients' changes is computed."""
 
     name: Literal["mean", "tff-robust"] = knob("mean", "mean; tff-robust: zeroing and adaptive clipping, then the mean")
     zeroing: bool = knob(True, "tff-robust: changes with an entry that is far too large are replaced by zeros")
     clipping: bool = knob(True, "tff-robust: changes are scaled to a norm that follows their 0.8 quantile")
 
     def transform(self, method: Method) -> ZeroAndClip | None:
-        """What acts on the messages of this method; None for the plain mean."""
+        """The transform for messages of this method; None for the plain mean."""
         return ZeroAndClip(changes(method.uplink), self.zeroing, self.clipping) if self.name == NAME else None
 
 
@@ -105,7 +105,7 @@ class ZeroAndClip(Transform):
         flags: dict[str, Tensor] = {}
         if self.zeroing:
             largest = self._norms(sent, math.inf)
-            # a change that is not finite stays as it is: hosts leave such clients out
+            # a change that is not finite is not touched: hosts exclude such clients
             zeroed = (largest > self.threshold(sent.state)) & largest.isfinite()
             flags |= {ABOVE: largest > LARGEST.now(sent.state), ZEROED: zeroed}
             factors = torch.where(zeroed, 0.0, factors)
@@ -120,12 +120,12 @@ class ZeroAndClip(Transform):
         return replace(sent, up={**sent.up, **changed, **said}, nbytes=sent.nbytes + extra)
 
     def _norms(self, sent: Outgoing, order: float) -> Tensor:
-        """The norm of each client's change, without the weight that it was multiplied by."""
+        """The norm of each client's change, divided by its weight."""
         parts = [torch.zeros(len(sent.clients), dtype=torch.float64)]
         for name, by in self.changes.items():
             weight = sent.up[by].double() if by else torch.ones_like(parts[0])
-            weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # of clusters: that of the client's own
-            weight = torch.where(weight > 0, weight, torch.ones_like(weight))  # nothing was multiplied by zero
+            weight = weight.flatten(1).sum(1) if weight.dim() > 1 else weight  # of the client's cluster
+            weight = torch.where(weight > 0, weight, torch.ones_like(weight))  # a weight of zero comes with no change
             for leaf in leaves(sent.up[name]):
                 flat = leaf.reshape(len(leaf), -1)
                 if flat.shape[1]:

@@ -4,9 +4,9 @@
   mean of all training rows. They train honestly on these.
 - scale, sign-flip, noise, nan: the change that is sent is multiplied by a factor, by -1 (or -factor), covered by
   Gaussian noise of a norm of about `factor` times its own, or replaced by values that are no numbers.
-- little-is-enough: Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019. The attackers of a round put their
-  changes together and all send mean - z deviation of every entry, so little away that it passes for honest; z is the
-  largest for which the majority supports them: Phi(z) = (n - m - s) / (n - m), s = n // 2 + 1 - m supporters missing.
+- little-is-enough: Baruch, Baruch and Goldberg, A Little Is Enough, NeurIPS 2019. The attackers of a round share their
+  changes, and all send mean - z deviation of every entry, which is so close that it passes for honest. z is the largest
+  value with which the majority supports them: Phi(z) = (n - m - s) / (n - m), with s = n // 2 + 1 - m.
 
 Attackers train, but are neither validated nor tested: results are those of honest clients.
 """
@@ -38,7 +38,7 @@ FACTORS = {"scale": 100.0, "sign-flip": 1.0, "noise": 10.0}
 
 
 def attackers(population: Population, training: Ints, attack: AttackConfig, seed: int) -> Ints:
-    """The training clients that attack: those named, or a part drawn by the seed, at least one and not all."""
+    """The attacking training clients: the named ones, or a fraction drawn by the seed, at least one and not all."""
     if isinstance(attack.clients, list):
         places = {population.ids[client]: int(client) for client in training}
         missing = [name for name in attack.clients if name not in places]
@@ -66,7 +66,7 @@ def flipped(population: Population, split: Split, bad: Ints) -> Population:
 
 
 def honest(split: Split, bad: Ints) -> Split:
-    """The same split without these clients among those that are validated and tested."""
+    """The same split without these clients in validation and test."""
 
     def without(rows: Any) -> Any:
         assert isinstance(rows, Rows)
@@ -88,10 +88,10 @@ def attacked(period: Period, bad: Ints, kind: str, moved: Callable[[Split, Popul
 
 @dataclass(frozen=True)
 class Attack(Transform):
-    """What attackers send in place of their change, each for itself."""
+    """Replaces the change of each attacker by itself."""
 
     kind: str
-    keys: frozenset[int]  # the attackers', by which the population knows them
+    keys: frozenset[int]  # of the attackers
     factor: float | None = None
 
     def client(self, sent: Outgoing) -> Outgoing:
@@ -123,7 +123,7 @@ class Attack(Transform):
 
 # -- together --------------------------------------------------------------------------------------------------------
 def colluding(held: Messages, bad: Tensor) -> Tree:
-    """Sums of the attackers' changes, of their squares, and how many there are, by block and row."""
+    """Sums of the attackers' changes and of their squares, and the number of attackers, by block and row."""
     found = {}
     for name, block in held.blocks.items():
         squares = {path: leaf * leaf for path, leaf in block.changes.items()}
@@ -150,7 +150,7 @@ def little(found: Tree, factor: float | None) -> dict[str, Params]:
 
 
 def _z(clients: int, bad: int) -> float:
-    """The paper's z: so many deviations that a majority of honest clients is further from the mean than attackers."""
+    """The paper's z: the most deviations at which a majority of clients is still further from the mean."""
     if not 0 < bad < clients:
         return 0.0
     missing = clients // 2 + 1 - bad
@@ -158,7 +158,7 @@ def _z(clients: int, bad: int) -> float:
 
 
 def replaced(held: Messages, form: Form, bad: Tensor, from_server: Tree) -> Tree:
-    """What was sent, with the attackers' changes as agreed."""
+    """The messages with the attackers' changes as agreed."""
     new = {
         name: {path: from_server[name][path][block.index] for path in block.changes}
         for name, block in held.blocks.items()

@@ -1,11 +1,11 @@
 """Robust rules as exchanges between the server and the hosts that hold a cohort's messages.
 
-What the server asks for is what it learns: `all` are the messages themselves (median, trimmed mean, Krum), `norms` a
-few numbers of each client, `sums` and `pull` sums over clients. Norm-bound scales every client's change to the median
-norm and adds up (Sun et al., Can You Really Backdoor Federated Learning?, 2019). The geometric median is found by
-smoothed Weiszfeld steps (Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022): in each, client k
-sends b_k z_k and b_k = 1 / max(nu, |z_k - v|), z_k being its change, and the server moves v to sum b_k z_k / sum b_k.
-The first v is no change at all: from there a change of any size pulls with the same force.
+The server learns only the answers to its questions: `all` are the messages themselves (median, trimmed mean, Krum),
+`norms` a few numbers of each client, `sums` and `pull` sums over clients. Norm-bound scales every client's change to
+the median norm and adds (Sun et al., Can You Really Backdoor Federated Learning?, 2019). The geometric median is found
+by smoothed Weiszfeld steps (Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022): in each, client
+k sends b_k z_k and b_k = 1 / max(nu, |z_k - v|), z_k being its change, and the server moves v to sum b_k z_k / sum b_k.
+The first v is zero, where changes of any size pull with the same force.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bespoke.messages.robust.settings import BY_CLIENT, SEE_EACH, RobustConfig
 from bespoke.tensors import Params, Tree, nbytes, take, tree_map
 
 Ask = Callable[[str, Tree], list[Tree]]  # (question, inputs) -> the answers of all hosts that hold messages
-SMOOTHING = 1e-6  # nu: closer to the centre than this a client pulls no stronger
-FAR = 2.0  # times the bound: whose change was longer is said to be cut
+SMOOTHING = 1e-6  # nu: the least distance to the centre that counts
+FAR = 2.0  # changes longer than so many bounds are logged as cut
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rule:
 
     @property
     def by_client(self) -> bool:
-        """Whether the rule leaves out or scales clients, so that it fits servers that look at each of them."""
+        """Whether the rule excludes or scales clients, so that it works for servers that use each client's value."""
         return self.name in BY_CLIENT
 
     def bounds_changes(self) -> bool:
@@ -92,7 +92,7 @@ def _plain(held: Messages, form: Form) -> Tree:
 
 
 def _pull(block: Block, centres: Params | None) -> Tree:
-    """Sums of the clients' changes by how close they are, and of these weights, for each row."""
+    """Sums of the clients' changes, weighted by closeness, and of these weights, for each row."""
     here = {path: leaf.new_zeros((block.many, *leaf.shape[1:])) for path, leaf in block.changes.items()}
     near = 1 / block.distances(here if centres is None else centres).clamp(min=SMOOTHING)
     mass = near.new_zeros(block.many).index_add_(0, block.index, near)
@@ -100,7 +100,7 @@ def _pull(block: Block, centres: Params | None) -> Tree:
 
 
 def _summed(held: Messages, form: Form, bounds: Params) -> Tree:
-    """Sums of everything that has a bound, scaled to it; of what the server sees of each, every client's."""
+    """Sums of all bounded values, scaled to their bounds, and each client's values of EACH fields."""
     sums: Params = {}
     each: Params = {}
     norms = held.norms(True)
@@ -119,7 +119,7 @@ def _summed(held: Messages, form: Form, bounds: Params) -> Tree:
 
 
 def _seen(held: Messages, form: Form, values: Params) -> Params:
-    """The leaves that the method's server sees of each client, as it sent them but for these values."""
+    """The leaves of EACH fields, with these values replaced."""
     found = {}
     for path, leaf in paths({name: held.up[name] for name in form.each}):
         name = path.split("/")[0]
@@ -135,7 +135,7 @@ def _seen(held: Messages, form: Form, values: Params) -> Params:
 def combine(
     rule: Rule | None, form: Form, ask: Ask, clients: tuple[int, ...], groups: Tensor | None, many: int
 ) -> Combined:
-    """One cohort by a rule; clients: in the order in which hosts answer; groups: each one's row of the sums."""
+    """Aggregates one cohort by a rule; clients: in the order of hosts' answers; groups: each one's row of the sums."""
     if rule is None:
         answers = ask("plain", {})
         sums = _added([found["sums"] for found in answers])
@@ -143,7 +143,7 @@ def combine(
         return Combined(sums, _joined([found["each"] for found in answers]), clients)
     if rule.sees_each:
         ups = [found["up"] for found in ask("all", {})]
-        order = torch.tensor(clients).argsort()  # hosts answer in an order of their own
+        order = torch.tensor(clients).argsort()  # the order of hosts' answers differs
         up = take(tree_map(lambda *parts: torch.cat(parts), *ups), order)
         sorted_clients = tuple(torch.tensor(clients)[order].tolist())
         return _of_each(
@@ -187,7 +187,7 @@ def _of_each(rule: Rule, form: Form, all_: Messages, grouped: bool) -> Combined:
 
 
 def _ruled(rule: Rule, changes: Tensor) -> tuple[Tensor, Tensor]:
-    """The aggregated change of a row's clients, and which clients it was made of."""
+    """The aggregated change of a row's clients, and the clients that it was made of."""
     everyone = torch.ones(len(changes), dtype=torch.bool)
     if rule.name == "median":
         return median(changes), everyone
@@ -240,7 +240,7 @@ def _of_sums(rule: Rule, form: Form, ask: Ask, clients: tuple[int, ...], grouped
 def _restored(
     form: Form, like: Tree, means: dict[str, Params], clients: dict[str, Tensor], others: Params, grouped: bool
 ) -> Tree:
-    """The sums that the method's server expects: for changes, the rule's change times the sum of weights."""
+    """The sums for the method's server: for changes, the rule's change times the sum of weights."""
     found = {}
     fields = {name: value for name, value in like.items() if name not in form.each}
     for path, leaf in paths(fields):
@@ -264,7 +264,7 @@ def _weight(form: Form, weight: str, block: str, clients: dict[str, Tensor], oth
     total = others[weight]
     if _block(form, weight) == block:
         return total
-    return total.sum() * here / here.sum().clamp(min=1)  # the rows share what is common, or have all of it together
+    return total.sum() * here / here.sum().clamp(min=1)  # rows share the common part, or sum to it
 
 
 def _block(form: Form, path: str) -> str:
@@ -272,7 +272,7 @@ def _block(form: Form, path: str) -> str:
 
 
 def _shaped(rows: Tensor, block: Block) -> Params:
-    """Long vectors, one for each row of a block, as the leaves that they were made of."""
+    """The inverse of `Block.vectors`: the leaves of long vectors, one for each row of a block."""
     parts = rows.split([leaf[0].numel() for leaf in block.changes.values()], dim=1)
     return {p: part.reshape(-1, *leaf.shape[1:]) for (p, leaf), part in zip(block.changes.items(), parts)}
 
@@ -286,5 +286,5 @@ def _joined(answers: list[Tree]) -> Any:
 
 
 def _floats(centres: dict[str, Params]) -> int:
-    """Bytes of the centres as they travel, four for each number."""
+    """Bytes of the centres on the wire, four for each number."""
     return nbytes(centres) // 2

@@ -1,14 +1,13 @@
-"""Takes a cohort's messages apart for a robust rule, and puts them together again.
+"""Splits a cohort's messages into parts for a robust rule, and joins them again.
 
-What a rule works on is a client's change itself: a field declared as a change (`Sent.change`), divided by the weight
-that it was multiplied by, so that no client gains influence by claiming a large weight. All clients' changes count
-alike; the sums that the method's server sees are the rule's change times the sum of the weights. Everything else that a
-client sends (its weight too) is bounded: scaled to a norm of at most the cohort's median, then added up. What is
-declared to be the same for everyone (COUNT) is taken to be one.
+A rule acts on the change itself: a field declared as a change (`Sent.change`), divided by its weight, so that no client
+gains influence by a large weight. All clients' changes count alike. The method's server gets the rule's change times
+the sum of the weights. Every other field (weights too) is bounded: scaled to a norm of at most the cohort's median,
+then added. A field that is the same for all clients (COUNT) is assumed to be one.
 
-A message may have a row for each cluster, zeros but for the client's own (`Sent.rows`); or clients come in groups,
-and sums have a row for each. Either way a rule is applied to every row by itself, to the clients whose row it is.
-Leaves with rows and leaves without are two blocks; the rule is applied to each by itself.
+A message may have a row for each cluster, with zeros except in the client's own row (`Sent.rows`). With groups, the
+sums have a row for each group. In both cases the rule is applied to each row with its clients. Leaves with rows and
+leaves without are two blocks, and the rule is applied to each block.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ COMMON, ROWS = "common", "rows"  # the two blocks of a message
 
 @dataclass(frozen=True)
 class Form:
-    """What a method's message consists of."""
+    """The parts of a method's messages."""
 
     changes: dict[str, str]
     rowed: tuple[str, ...]
-    counts: tuple[str, ...]  # fields that are one for everybody
+    counts: tuple[str, ...]  # fields that are one for all clients
     each: tuple[str, ...]  # fields that the method's server sees of each client
 
     @classmethod
@@ -64,10 +63,10 @@ def rebuilt(tree: Tree, leaves: Params) -> Tree:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the messages in which every client has one row; leaves have a first dimension of clients."""
+    """A part of the messages in which every client has one row. The first dimension of leaves is the client."""
 
     index: Tensor  # each client's row
-    many: int  # how many rows there are
+    many: int  # number of rows
     changes: Params = field(default_factory=dict)
     others: Params = field(default_factory=dict)
 
@@ -80,36 +79,36 @@ class Block:
         return found
 
     def clients(self) -> Tensor:
-        """How many clients each row has."""
+        """The number of clients of each row."""
         return torch.bincount(self.index, minlength=self.many)
 
     def vectors(self) -> Tensor:
-        """The clients' changes, a long row each."""
+        """The clients' changes, one long vector each."""
         return torch.cat([leaf.flatten(1) for leaf in self.changes.values()] or [torch.zeros(len(self.index), 0)], 1)
 
     def distances(self, centres: Params) -> Tensor:
-        """How far each client's change is from its row's centre."""
+        """The distance of each client's change from its row's centre."""
         squares = [((leaf - centres[path][self.index]) ** 2).flatten(1).sum(1) for path, leaf in self.changes.items()]
         return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(len(self.index), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class Messages:
-    """Some clients' messages: as they were sent, and taken apart."""
+    """Some clients' messages, and their parts."""
 
     clients: tuple[int, ...]
     up: Tree
     blocks: dict[str, Block]
     own: Tensor  # each client's row in leaves with a row for each cluster
-    weights: dict[str, Tensor]  # by field of changes: what each client's was multiplied by
+    weights: dict[str, Tensor]  # by field of changes: each client's weight
 
     @classmethod
     def of(cls, clients: tuple[int, ...], up: Tree, form: Form, groups: Tensor | None, many: int) -> Messages:
-        """Take apart; groups: each client's row of the sums (of `many`), where clients come in groups."""
+        """Splits messages; groups: with groups, each client's row of the sums (of `many`)."""
         leaves = dict(paths(up))
         rowed = {path: leaf for path, leaf in leaves.items() if form.has_rows(path)}
         own = torch.zeros(len(clients), dtype=torch.int64)
-        if rowed:  # where a client says most is its row; whatever it put into others is left out
+        if rowed:  # a client's row is the one with the largest values; its values in other rows are ignored
             sizes = [leaf.double().abs().reshape(*leaf.shape[:2], -1).sum(2) for leaf in rowed.values()]
             own = torch.stack(sizes).sum(0).argmax(1)
         place = torch.arange(len(clients))
@@ -131,7 +130,7 @@ class Messages:
         return cls(clients, up, blocks, own, weights)
 
     def norms(self, changes: bool) -> Params:
-        """Each client's norm of every leaf that is no change, and, if asked for, of its change in each block."""
+        """Each client's norm of every leaf that is not a change, and on request of its change in each block."""
         found = {}
         for name, block in self.blocks.items():
             if changes and block.changes:
@@ -140,7 +139,7 @@ class Messages:
         return found
 
     def with_changes(self, form: Form, new: dict[str, Params], of: Tensor) -> Tree:
-        """What was sent, with other changes of the clients `of` (flags), by block and leaf."""
+        """The messages with other changes of the clients `of` (flags), by block and leaf."""
         leaves = dict(paths(self.up))
         for block in new.values():
             for path, change in block.items():
@@ -155,13 +154,13 @@ class Messages:
 
 
 def divided(leaf: Tensor, weight: Tensor) -> Tensor:
-    """A change without its weight; nothing where the weight is not above zero."""
+    """A change divided by its weight; zero if the weight is not positive."""
     inverse = torch.where(weight > 0, 1 / weight, torch.zeros_like(weight))
     return leaf * along(inverse, leaf)
 
 
 def factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales values of these norms to a norm of at most `bound`."""
+    """Factors that scale values of these norms to a norm of at most `bound`."""
     return (bound / norms.clamp(min=1e-300)).clamp(max=1.0)
 
 

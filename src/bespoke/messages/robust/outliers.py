@@ -1,4 +1,4 @@
-"""Warns about clients whose changes are far larger than others', where no robust rule is set."""
+"""Warns about clients with far larger changes than others, if no robust rule is set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from statistics import median
 
 FAR = 100.0  # times the cohort's median norm
-FEWEST = 3  # clients of which a median says anything
+FEWEST = 3  # least number of clients for a meaningful median
 
 
 def outliers(norms: dict[int, float]) -> list[int]:
@@ -18,7 +18,7 @@ def outliers(norms: dict[int, float]) -> list[int]:
 
 
 def warning(who: str, norms: dict[int, float], client: int) -> str:
-    """A sentence for the one who runs it."""
+    """The warning for the user."""
     middle = median(norms.values())
     times = f"{norms[client] / middle:,.0f} times" if middle else "far above"
     return (

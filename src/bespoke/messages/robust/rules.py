@@ -1,6 +1,6 @@
 """Robust aggregation rules: one change from many clients' changes, some of which may be malicious.
 
-Rows of `changes` are clients, each as one long vector; every rule gives the change that all of them stand for.
+Rows of `changes` are clients, each as one long vector. Every rule returns one change for all of them.
 
 - median and trimmed mean, of every entry by itself: Yin et al., Byzantine-Robust Distributed Learning, ICML 2018.
 - Krum and multi-Krum: Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017. A client's score is the sum of
@@ -29,7 +29,7 @@ def trimmed_mean(changes: Tensor, trim: float) -> Tensor:
 
 def krum_scores(changes: Tensor, f: int) -> Tensor:
     """Each client's sum of squared distances to its n - f - 2 nearest (one at least)."""
-    # not by products of the rows: next to a change of 1e6 these would leave nothing of the others' differences
+    # not by products of rows, which lose the others' differences to rounding beside a change of 1e6
     squares = torch.cdist(changes, changes, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     squares.fill_diagonal_(torch.inf)
     nearest = min(max(len(changes) - f - 2, 1), len(changes) - 1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bespoke.declarations import Reveal
     from bespoke.method import Method
 
-NORMS = "norms"  # the field by which clients tell how large their messages are
+NORMS = "norms"  # the field with the norms of clients' messages
 RuleName = Literal["median", "trimmed-mean", "krum", "multi-krum", "norm-bound", "geometric-median"]
 AttackKind = Literal["label-flip", "scale", "noise", "sign-flip", "nan", "little-is-enough", "none"]
 SEE_EACH = ("median", "trimmed-mean", "krum", "multi-krum")  # rules for which the server sees every message
@@ -58,7 +58,7 @@ KNOBS = {"krum": ("f",), "multi-krum": ("f",), "trimmed-mean": ("trim",), "norm-
 
 
 def check_robust(robust: RobustConfig, where: str) -> None:
-    """Refuses knobs that the rule does not have, and values that mean nothing."""
+    """Refuses knobs that the rule does not have, and impossible values."""
     for name in sorted(robust.model_fields_set - {"rule", *KNOBS.get(robust.rule, ())}):
         owners = [rule for rule, knobs in KNOBS.items() if name in knobs]
         raise UserError(f"{where}: robust.{name} is a knob of {' and '.join(owners)}, and the rule is {robust.rule!r}")
@@ -79,10 +79,10 @@ def check_attack(attack: AttackConfig, where: str) -> None:
 
 
 def check_methods(robust: RobustConfig, methods: Sequence[Method], cohort: int) -> None:
-    """Refuse methods of which nothing is a change of a shared model, and rules that do not fit their server."""
+    """Refuses methods that send no change of a shared model, and rules that do not fit a method's server."""
     for method in methods:
         if not method.trains or not method.uplink:
-            continue  # it sends nothing: there is nothing to do
+            continue  # it sends nothing
         if not changes(method.uplink):
             raise UserError(
                 f"[robust] makes one change of a shared model out of many, and {method.card.name} sends "
@@ -102,7 +102,7 @@ def check_methods(robust: RobustConfig, methods: Sequence[Method], cohort: int) 
 
 
 def equal_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]], where: str) -> dict[str, Any]:
-    """A stage as it is under [robust]: all clients weigh alike, for how many examples they have is what they say."""
+    """A stage with the defaults under [robust]: clients weigh alike, because they report their sizes themselves."""
     kind = kinds.get(str(stage.get("method")))
     if kind is None or not kind.trains or "weighting" not in kind.__dataclass_fields__:
         return stage
@@ -117,7 +117,7 @@ def equal_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]], wher
 
 
 def shown(method: Method, robust: RobustConfig | None) -> dict[str, Reveal]:
-    """The fields that leave a client, and what the server learns of them, under a rule."""
+    """The fields that leave a client under a rule, and what the server learns of each."""
     declared, changed = reveals(method.uplink), changes(method.uplink)
     if robust is None or not changed:
         return declared

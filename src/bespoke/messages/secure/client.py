@@ -30,12 +30,12 @@ from bespoke.messages.secure.shamir import SHARE_BYTES, split
 
 @dataclass
 class _Attempt:
-    """What a client keeps from its first answer in an attempt to its last."""
+    """A client's state during one attempt."""
 
     terms: Terms
     digest: bytes
     me: int
-    next: Kind  # what it may answer next
+    next: Kind  # the next step that it answers
     for_shares: AgreementKey = field(default_factory=AgreementKey)
     for_masks: AgreementKey = field(default_factory=AgreementKey)
     seed: bytes = field(default_factory=fresh_seed)
@@ -53,13 +53,13 @@ class Client:
     name: str
     identity: Identity
     directory: Mapping[str, bytes]  # the public keys of identities by name; between machines: of certificates
-    least: int = 3  # it takes part in no sum of fewer clients
-    threshold: float = 0.6  # nor in one that survives the loss of more clients than this allows
-    spent: int = -1  # the last round it has given its numbers for
+    least: int = 3  # it refuses sums of fewer clients
+    threshold: float = 0.6  # it refuses a lower threshold
+    spent: int = -1  # the last round for which it sent its numbers
     attempt: _Attempt | None = None
 
     def keys(self, message: bytes) -> bytes:
-        """Agree to terms; a new attempt at a round ends the one before."""
+        """Agrees to terms; a new attempt at a round ends the one before."""
         terms = Terms.from_bytes(message)
         self.attempt = None
         if terms.round <= self.spent:
@@ -76,7 +76,7 @@ class Client:
         return self._message(made, Kind.KEYS, made.for_shares.public + made.for_masks.public)
 
     def shares(self, message: bytes) -> bytes:
-        """Verify everybody's keys and share both secrets among their owners."""
+        """Verifies all keys and shares both secrets among their owners."""
         at = self._at(Kind.SHARES, Kind.MASKED)
         at.roster = opened(message, Kind.ROSTER).body
         for part in parted(at.roster):
@@ -124,7 +124,7 @@ class Client:
         return self._message(at, Kind.MASKED, numbers_to_bytes(numbers))
 
     def consent(self, message: bytes) -> bytes:
-        """Agree to the survivors: those whose numbers are added up."""
+        """Signs the survivors: the clients whose numbers are added."""
         at = self._at(Kind.CONSENT, Kind.REVEALED)
         survivors = members_of(opened(message, Kind.SURVIVORS).body)
         if at.me not in survivors or not set(survivors) <= set(at.shares):
@@ -134,7 +134,7 @@ class Client:
         return self._message(at, Kind.CONSENT, at.view + members_to_bytes(survivors))
 
     def reveal(self, message: bytes) -> bytes:
-        """Give one share of each member, when enough survivors have consented to the same survivors."""
+        """Gives one share of each member, if enough survivors have signed the same survivors."""
         at = self._at(Kind.REVEALED, None)
         consents = set()
         for part in parted(opened(message, Kind.CONSENTS).body):

@@ -1,9 +1,8 @@
-"""Fixed point modulo 2^64: numbers become whole multiples of 2^-bits, so that masks cancel exactly in the sum.
+"""Fixed point modulo 2^64: numbers become integer multiples of 2^-bits, so that masks cancel exactly in the sum.
 
-A value x becomes round(x 2^bits) modulo 2^64, negative values by their complement. The sum of n values is off by at
-most n 2^-(bits+1), for each value was rounded once; it is then written as a float64. It is right as long as the true
-sum lies within +-2^(63-bits): a client refuses values beyond 2^(62-bits) / n, so that n clients cannot leave this range
-together.
+A value x becomes round(x 2^bits) modulo 2^64, negative values by their complement. Each value is rounded once, so the
+error of the sum of n values is at most n 2^-(bits+1); the sum becomes a float64. It is right if the true sum is within
++-2^(63-bits). A client refuses values beyond 2^(62-bits) / n, so that n clients cannot leave this range together.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MODULUS_BITS = 64
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers of so many binary digits behind the point, for sums over at most so many clients."""
+    """Numbers with `bits` binary digits behind the point, for sums over at most `clients` clients."""
 
     bits: int
     clients: int
@@ -33,7 +32,7 @@ class FixedPoint:
         return float(2.0 ** (MODULUS_BITS - 2 - self.bits) / self.clients)
 
     def error(self, clients: int) -> float:
-        """How far the sum of so many clients' values may be from the true one."""
+        """The largest error of the sum of so many clients' values."""
         return float(clients * 2.0 ** -(self.bits + 1))
 
     def encode(self, values: Floats) -> Words:

@@ -1,7 +1,7 @@
-"""Keys: identities (Ed25519), key agreement (X25519), and what is derived from it (HKDF, ChaCha20).
+"""Keys: identities (Ed25519), key agreement (X25519), and derived keys (HKDF, ChaCha20).
 
-An identity lasts; a pair of agreement keys is made for one attempt at one round and thrown away. Every derived key
-depends on the terms of the attempt and on what the key is for (`purpose`), so that none is ever used twice.
+An identity is permanent. A pair of agreement keys serves one attempt at one round and is then discarded. Every derived
+key depends on the terms of the attempt and on its `purpose`, so none is ever used twice.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class AgreementKey:
         return self._key.private_bytes_raw()
 
     def agree(self, public: bytes) -> bytes:
-        """What the owner of the other key gets as well."""
+        """The shared secret, which the owner of the other key computes too."""
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError:  # a point of small order: anybody would know the result
+        except ValueError:  # a point of small order, whose result is public
             raise Refused("a public key of another client is no key that can be agreed with") from None
 
 
@@ -94,7 +94,7 @@ def unseal(key: bytes, sealed: bytes, associated: bytes, what: str) -> bytes:
 
 
 def stream(key: bytes, numbers: int) -> Iterator[tuple[slice, Words]]:
-    """So many words of a ChaCha20 keystream (RFC 8439, counter from 0), a block at a time; a block is reused."""
+    """Words of a ChaCha20 keystream (RFC 8439, counter from 0), a block at a time; the block's memory is reused."""
     encryptor = Cipher(ChaCha20(key, bytes(4) + _NONCE), mode=None).encryptor()
     space = bytearray(BLOCK)
     words = np.frombuffer(space, dtype="<u8")

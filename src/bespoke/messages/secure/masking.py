@@ -1,8 +1,8 @@
 """Masks, modulo 2^64, that a client adds to its numbers: each number is unreadable, and the sum is unchanged.
 
-For every pair of clients u < v there is a stream of numbers that both can make: u adds it, v subtracts it, and in the
-sum of both it is gone. Each client also adds a stream of its own (its self mask). Without it, a client that was taken
-for lost and whose pairwise streams were revealed would be readable if its numbers arrived after all.
+For every pair of clients u < v there is a stream of numbers that both can compute. u adds it and v subtracts it, so it
+cancels in their sum. Each client also adds its own stream, the self mask. Without the self mask, a client's numbers
+would be readable if they arrived after the client was declared lost and its pairwise streams were revealed.
 """
 
 from __future__ import annotations

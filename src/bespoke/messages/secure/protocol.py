@@ -9,12 +9,12 @@ in the variant against an active server.
 | consent | the survivors: whose numbers arrived | its signature to exactly these survivors |
 | reveal | the survivors' consents | of each survivor the share of the seed, of each other member that of the mask key |
 
-The server adds up the survivors' numbers, and takes off their self masks and the pairwise masks that they have with
-members that were lost. A client answers each step once. It gives its numbers for a round number once, whatever
-attempts there are (`Client.spent`), and never both shares of one member, for survivors are agreed on once.
+The server adds the survivors' numbers, and removes their self masks and their pairwise masks with lost members. A
+client answers each step once. It sends its numbers for a round once, in whichever attempt (`Client.spent`). It never
+sends both shares of one member, because the survivors are agreed on once.
 
-Messages are bytes: a head of fixed form, a signature, a body. What a client sends is signed with its identity over the
-kind, the sender, the digest of the terms, and the body: a message of another round, attempt, sender or kind does not
+Messages are bytes: a head of fixed form, a signature, a body. A client signs its messages with its identity over the
+kind, the sender, the digest of the terms, and the body. So a message of another round, attempt, sender or kind does not
 verify. Members are numbered from 0 in the order of the terms.
 """
 
@@ -57,9 +57,9 @@ class Kind(IntEnum):
 
 
 def needed(threshold: float, members: int) -> int:
-    """How many of so many members have to stay to the end; always more than half.
+    """The number of members that have to stay to the end; always more than half.
 
-    With half or fewer, a server could have two disjoint sets of survivors consented to.
+    With half or fewer, a server could obtain consents to two disjoint sets of survivors.
     """
     return max(math.ceil(threshold * members - 1e-9), members // 2 + 1)
 
@@ -71,8 +71,8 @@ class Terms:
     round: int
     session: str  # drawn by the server, so that two attempts differ
     members: tuple[str, ...]
-    threshold: int  # so many have to stay to the end, and so many shares make a secret
-    least: int  # a sum is over at least so many clients
+    threshold: int  # members that have to stay to the end, and shares that make a secret
+    least: int  # the least number of clients in a sum
     bits: int
     numbers: int
 
@@ -93,7 +93,7 @@ class Terms:
         return FixedPoint(self.bits, len(self.members))
 
     def enough(self, many: int, what: str) -> None:
-        """Refuse to go on with fewer than the threshold, or the least number."""
+        """Refuses fewer clients than the threshold or the least number."""
         if many < max(self.threshold, self.least):
             raise TooFew(
                 f"round {self.round}: {many} of {len(self.members)} clients {what}, and secure sums need "
@@ -128,7 +128,7 @@ class Terms:
 # -- the form of messages ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Message:
-    """A message, taken apart; the signature of what the server says is empty."""
+    """The parts of a message; the server's messages have an empty signature."""
 
     kind: Kind
     sender: int
@@ -141,7 +141,7 @@ def pack(kind: Kind, sender: int, body: bytes, signature: bytes = b"") -> bytes:
 
 
 def opened(message: bytes, kind: Kind) -> Message:
-    """A message of this kind; anything else is refused. The signature is not verified here."""
+    """Parses a message of this kind and refuses anything else. It does not verify the signature."""
     try:
         magic, found, sender = HEAD.unpack_from(message)
     except struct.error:
@@ -156,7 +156,7 @@ def opened(message: bytes, kind: Kind) -> Message:
 
 
 def signed(kind: Kind, sender: int, body: bytes, terms: bytes, identity: Identity) -> bytes:
-    """What a client sends; terms: their digest."""
+    """A client's signed message; terms: their digest."""
     return pack(kind, sender, body, identity.sign(_to_sign(kind, sender, body, terms)))
 
 
@@ -197,7 +197,7 @@ def parted(body: bytes) -> list[bytes]:
 
 
 def addressed(parts: Mapping[int, bytes]) -> bytes:
-    """Bytes for, or of, some members."""
+    """Joins bytes by member into one body."""
     return joined(struct.pack("<I", member) + part for member, part in sorted(parts.items()))
 
 
@@ -229,7 +229,7 @@ def members_to_bytes(members: Sequence[int]) -> bytes:
 
 
 def members_of(body: bytes) -> tuple[int, ...]:
-    """Numbers of members, in rising order."""
+    """Parses numbers of members, in ascending order."""
     if len(body) % 4:
         raise Refused("a list of members that is not whole")
     members = struct.unpack(f"<{len(body) // 4}I", body)
@@ -239,10 +239,10 @@ def members_of(body: bytes) -> tuple[int, ...]:
 
 
 def view_of(roster: bytes, senders: Iterable[int]) -> bytes:
-    """A digest of what a client was shown: the roster, and whose shares arrived. Consents say that all saw the same."""
+    """A digest of what a client received: the roster, and whose shares arrived. All clients must have the same."""
     return hashlib.sha256(hashlib.sha256(roster).digest() + members_to_bytes(sorted(senders))).digest()
 
 
 def commitment_to(seed: bytes, member: int, terms: bytes) -> bytes:
-    """By which the server knows whether a seed that was put together of shares is the right one."""
+    """A commitment to a seed, with which the server checks a seed that it joined from shares."""
     return hashlib.sha256(b"self mask seed" + terms + struct.pack("<I", member) + seed).digest()

@@ -10,7 +10,7 @@ class Refused(UserError):
 
 
 class TooFew(Refused):
-    """Fewer clients are left than the threshold, or than the least number: nothing is added up."""
+    """Fewer clients remain than the threshold or the least number, so there is no sum."""
 
 
 class Overflow(Refused):

@@ -35,7 +35,7 @@ COMMITMENT_BYTES = 32
 def terms_for(
     round: int, members: Sequence[str], numbers: int, *, threshold: float, least: int, bits: int
 ) -> Terms:  # fmt: skip
-    """Terms of a new attempt, for members in the order in which they are numbered."""
+    """Terms of a new attempt, for members in the order of their numbers."""
     many = needed(threshold, len(members))
     return Terms(round, secrets.token_hex(16), tuple(members), many, least, bits, numbers)
 
@@ -49,21 +49,21 @@ class Server:
     keys: dict[int, Message] = field(default_factory=dict)
     signed_keys: dict[int, bytes] = field(default_factory=dict)
     commitments: dict[int, bytes] = field(default_factory=dict)
-    arrived: list[int] = field(default_factory=list)  # whose numbers were added up
+    arrived: list[int] = field(default_factory=list)  # members whose numbers were added
 
     def __post_init__(self) -> None:
         self.digest = self.terms.digest
         self.sum: Words = np.zeros(self.terms.numbers, np.uint64)
 
     def _trusted(self, message: bytes, kind: Kind, known: Mapping[int, object] | Sequence[int]) -> Message:
-        """A message of a member that has come as far as this; `known`: who has sent one already."""
+        """Verifies a member's message for this step; `known`: the members that have already sent one."""
         found = trusted(message, kind, self.terms, self.digest, self.directory)
         if found.sender in known:
             raise Refused(f"client {self.terms.members[found.sender]!r} has sent {kind.name} twice")
         return found
 
     def roster(self, messages: Sequence[bytes]) -> bytes:
-        """Everybody's keys, for all that sent theirs."""
+        """All keys, for all members that sent theirs."""
         for message in messages:
             found = self._trusted(message, Kind.KEYS, self.keys)
             if len(found.body) != 2 * KEY_BYTES:
@@ -73,7 +73,7 @@ class Server:
         return pack(Kind.ROSTER, SERVER, joined(self.signed_keys[member] for member in sorted(self.keys)))
 
     def inboxes(self, messages: Sequence[bytes]) -> dict[int, bytes]:
-        """The sealed shares by the member that they are for, for those that sent theirs."""
+        """The sealed shares by recipient, for members that sent theirs."""
         boxes: dict[int, dict[int, bytes]] = {}
         for message in messages:
             found = self._trusted(message, Kind.SHARES, self.commitments)
@@ -87,7 +87,7 @@ class Server:
         return {member: pack(Kind.INBOX, SERVER, addressed(boxes[member])) for member in sorted(self.commitments)}
 
     def add(self, message: bytes) -> None:
-        """Add a client's masked numbers to the sum, as they arrive."""
+        """Adds a client's masked numbers to the sum when they arrive."""
         found = self._trusted(message, Kind.MASKED, self.arrived)
         if found.sender not in self.commitments:
             raise Refused(f"client {self.terms.members[found.sender]!r} sent numbers but no shares")
@@ -101,7 +101,7 @@ class Server:
         return pack(Kind.SURVIVORS, SERVER, members_to_bytes(self.arrived))
 
     def consents(self, messages: Sequence[bytes]) -> bytes:
-        """The consents of the survivors, for all of them that consented."""
+        """The consents of the survivors, for all survivors that consented."""
         found: dict[int, bytes] = {}
         for message in messages:
             found[self._trusted(message, Kind.CONSENT, found).sender] = message
@@ -109,8 +109,8 @@ class Server:
         return pack(Kind.CONSENTS, SERVER, joined(found[member] for member in sorted(found)))
 
     def total(self, messages: Sequence[bytes]) -> Floats:
-        """The sum over the survivors; asked for once."""
-        shares: dict[int, dict[int, bytes]] = {}  # of whom -> holder's number -> share
+        """The sum over the survivors; callable once."""
+        shares: dict[int, dict[int, bytes]] = {}  # by member: the holder's number -> share
         holders: set[int] = set()
         for message in messages:
             found = self._trusted(message, Kind.REVEALED, tuple(holders))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from bespoke.method import Method
 
 
-MOST_CLIENTS = 500  # in a round: the work grows with the square, that of shares with the third power
+MOST_CLIENTS = 500  # in a round: the work grows with the square of this, for shares with the third power
 
 
 class SecureConfig(BaseModel):
-    """Sums that are made of masked numbers, so that the server learns nothing else."""
+    """Sums of masked numbers, so that the server learns only the sums."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -65,7 +65,7 @@ def check_secure(
         )
     varying = {"dropout": dropout > 0, "over_select": over_select > 1, "sampling = 'poisson'": sampling == "poisson"}
     if private and any(varying.values()):
-        # one client more or less can decide whether there is a sum at all, which moves it by more than one message
+        # one client more or less can decide whether there is a sum, which changes it by more than one message
         named = ", ".join(f"cohort.{name}" for name, given in varying.items() if given)
         raise UserError(
             f"{where}: {named} with [privacy] and secure.sums: a round of too few clients has no sum, and one client "
@@ -77,15 +77,15 @@ def check_secure(
 
 
 def masked(method: Method, sent: Mapping[str, Reveal]) -> dict[str, str]:
-    """What the server learns of each field under secure sums: MASKED, its sum; of fields with a row a cluster,
-    MASKED_ROWS, for a row that one client alone has a part in shows this part.
+    """What the server learns of each field under secure sums: MASKED for its sum; MASKED_ROWS for fields with a row per
+    cluster, because a row with one client shows that client's part.
     """
     rows = {name for name, field in method.uplink.items() if field.rows}
     return {name: "MASKED_ROWS" if name in rows else "MASKED" for name in sent}
 
 
 def check_each(methods: Sequence[Method], transforms: Sequence[Transform]) -> None:
-    """Refuse what shows the server every client's value."""
+    """Refuses settings that show the server each client's values."""
     for method in methods:
         each = [name for name, kind in reveals(method.uplink).items() if kind is Reveal.EACH]
         if method.trains and each:
@@ -103,9 +103,9 @@ def check_each(methods: Sequence[Method], transforms: Sequence[Transform]) -> No
 
 
 def check_cohorts(secure: SecureConfig, cohort: int, contacted: int, groups: Mapping[str, int]) -> None:
-    """Refuse rounds that have too few clients from the start, or too many to simulate.
+    """Refuses rounds with too few clients from the start, or too many to simulate.
 
-    contacted: clients of the largest round; groups: training clients by group, where every group is a sum of its own.
+    contacted: clients of the largest round; groups: training clients by group, if each group has its own sum.
     """
     if contacted > MOST_CLIENTS:
         raise UserError(

@@ -29,7 +29,7 @@ def split(
 
 
 def join(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret, of at least `threshold` shares by their holders' numbers."""
+    """The secret from at least `threshold` shares, given by their holders' numbers."""
     if len(shares) < threshold:
         raise TooFew(f"{len(shares)} shares of a secret, of which {threshold} are needed")
     points = [(holder, int.from_bytes(share, "big")) for holder, share in sorted(shares.items())[:threshold]]

@@ -1,4 +1,4 @@
-"""How FedEmbed assigns clients to heads: by liked kind, by nearest prototype, or by a self-organising map.
+"""How FedEmbed assigns clients to heads: one for all, by liked kind, by nearest prototype, by a map, or its own.
 
 Kohonen's map (The Self-Organizing Map, 1990) has K nodes on a grid, each a point among the embeddings. In its federated
 form the nodes go out, and a client of embedding e sends by how much it would pull each node j,
@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from bespoke.declarations import Reveal, Sent
-from bespoke.method import Cohort, knob
+from bespoke.method import Batches, Cohort, knob
+from bespoke.task import Task
 from bespoke.tensors import Params, Tree
 
 
@@ -84,7 +85,7 @@ class SelfOrganizingMap:
         return {"nodes": nodes, "coming": nodes, "age": torch.zeros(())}
 
     def message(self, down: Tree, embedding: Tensor) -> Tree:
-        """What a client says of the map: its pull, and its clusters by the nodes in use and by those to come."""
+        """A client's message: its pull, and its clusters by the nodes in use and by the next ones."""
         next_nodes, k = down["coming"], len(down["coming"])
         there = nearest(embedding, next_nodes)
         faded = 0.5 ** (down["age"] / self.halving)
@@ -116,3 +117,138 @@ def _squares(k: int) -> Tensor:
     lines = next(n for n in range(math.isqrt(k), 0, -1) if k % n == 0)
     places = torch.stack([torch.arange(k) // (k // lines), torch.arange(k) % (k // lines)], 1).float()
     return ((places[:, None] - places) ** 2).sum(-1)
+
+
+class OneHead:
+    """One head for all clients. Subclasses override what differs for them."""
+
+    above = False  # whether a global head is trained beside the assigned ones
+    likes = False  # whether clients are assigned by the kind that they like
+    own_head = False  # whether each client keeps a head of its own
+    model = "the encoder and all heads"
+    downlink: dict[str, str] = {}
+    uplink: dict[str, Sent] = {}
+
+    @property
+    def heads(self) -> int:
+        """The number of heads on the server."""
+        return 1
+
+    def init_params(self, size: int, seed: int) -> Params:
+        """Further parameters of the shared model, which has embeddings of this size."""
+        return {}
+
+    def init_server(self, size: int, seed: int) -> Tree:
+        """Further state of the server."""
+        return {}
+
+    def attracted(self, params: Params, embedding: Tensor, liked: Tensor | None, batches: Batches) -> Tensor:
+        """The client's embedding before it is trained with the model."""
+        return embedding
+
+    def place(self, down: Tree, embedding: Tensor, liked: Tensor | None) -> Tensor:
+        """The number of the client's head."""
+        return torch.zeros((), dtype=torch.int64)
+
+    def message(self, down: Tree, embedding: Tensor) -> Tree:
+        """Further fields of a client's message."""
+        return {}
+
+    def learn(self, server: Tree, cohort: Cohort) -> tuple[Tree, Tensor | None]:
+        """The server's further state after a round, and the old head that each new one continues (None: the same)."""
+        return {}, None
+
+    def observe(self, cohort: Cohort) -> dict[str, float | list[int]]:
+        """Sizes of clusters, if the sums show them."""
+        return {}
+
+
+class OwnHead(OneHead):
+    """A head of each client's own, which stays on the client. Before its first round it is the global one."""
+
+    above = True
+    own_head = True
+
+    @property
+    def heads(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class ByKind(OneHead):
+    """A head for each kind of rows: a client has that of the kind that it likes."""
+
+    task: Task
+    above = True
+    likes = True
+    name = "type"
+
+    @property
+    def heads(self) -> int:
+        return self.task.known_kinds(f"fedembed with assignment = {self.name!r}")
+
+    def place(self, down: Tree, embedding: Tensor, liked: Tensor | None) -> Tensor:
+        assert liked is not None
+        return liked
+
+
+@dataclass(frozen=True)
+class Prototypes(ByKind):
+    """A head and a prototype for each kind of rows: a client has the head of the prototype nearest to its embedding."""
+
+    margin: float = 1.0
+    rate: float = 0.1
+    steps: int = 5
+    name = "prototype"
+    model = "the encoder and all heads and prototypes"
+
+    def init_params(self, size: int, seed: int) -> Params:
+        return {"prototypes": torch.rand(self.heads, size, generator=torch.Generator().manual_seed(seed))}
+
+    def attracted(self, params: Params, embedding: Tensor, liked: Tensor | None, batches: Batches) -> Tensor:
+        """Steps of the triplet loss: to the prototype of the kind that the client likes, away from others (Eq. 1)."""
+        many, prototypes = self.heads, params["prototypes"]
+        if liked is None or many < 2:
+            return embedding
+        drawn = (batches.chances(self.steps, "negatives") * (many - 1)).long()
+        for step in range(self.steps):
+            other = pick(prototypes, (liked + 1 + drawn[step]) % many)
+            embedding = triplet_step(embedding, pick(prototypes, liked), other, self.margin, self.rate)
+        return embedding
+
+    def place(self, down: Tree, embedding: Tensor, liked: Tensor | None) -> Tensor:
+        return nearest(embedding, down["params"]["prototypes"])
+
+
+@dataclass(frozen=True)
+class OnMap(OneHead):
+    """A head for each of `k` nodes of a self-organising map: a client has that of the node nearest to its embedding."""
+
+    som: SelfOrganizingMap
+    k: int
+    above = True
+    downlink = SelfOrganizingMap.downlink
+
+    @property
+    def uplink(self) -> dict[str, Sent]:  # type: ignore[override]
+        return self.som.uplink
+
+    @property
+    def heads(self) -> int:
+        return self.k
+
+    def init_server(self, size: int, seed: int) -> Tree:
+        return self.som.init(self.k, size, seed)
+
+    def place(self, down: Tree, embedding: Tensor, liked: Tensor | None) -> Tensor:
+        return nearest(embedding, down["nodes"])
+
+    def message(self, down: Tree, embedding: Tensor) -> Tree:
+        return self.som.message(down, embedding)
+
+    def learn(self, server: Tree, cohort: Cohort) -> tuple[Tree, Tensor | None]:
+        return self.som.learn(server, cohort)
+
+    def observe(self, cohort: Cohort) -> dict[str, float | list[int]]:
+        clients = cohort.sums["overlap"].sum(1).clamp(min=0).round().int().tolist()  # noise may make them negative
+        return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bespoke.report.checks import SIZEABLE
-from bespoke.report.embeddings import embedding_parts
-from bespoke.report.figures import Figure, Style
-from bespoke.report.motley_figures import (
+from bespoke.report.analysis_figures import (
     choosers_figure,
     clusters_figure,
     fewer_figures,
     ood_figure,
     sweep_figures,
 )
+from bespoke.report.checks import SIZEABLE
+from bespoke.report.embeddings import embedding_parts
+from bespoke.report.figures import Figure, Style
 from bespoke.report.motley_tables import motley_lines
 from bespoke.report.summary import Summary
 from bespoke.statistics.analyses import CROSSED, Analysis, in_words, read_analyses
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_CLIENTS = 50  # that are named in a table
 
 
-def motley_parts(
+def analysis_parts(
     study: RunSet, table: pd.DataFrame, summary: Summary, styles: dict[str, Style]
 ) -> tuple[dict[str, Figure], dict[str, Any]]:
     """(figures, what motley.html.jinja tells around them)."""
@@ -47,11 +47,11 @@ def motley_parts(
         figures[f"sweep-{place}-mean"], figures[f"sweep-{place}-hurt"] = sweep_figures(analysis, styles)
         title = f"{titles[analysis.label]}: {analysis.record['axis']}"
         rest = bool(analysis.record["curves"])
-        sweeps.append({"name": f"sweep-{place}", "title": title, "told": in_words(analysis), "curves": rest})
+        sweeps.append({"name": f"sweep-{place}", "title": title, "sentences": in_words(analysis), "curves": rest})
     choosers = []
     for place, analysis in enumerate(by_kind.get("per-client", [])):
         figures[f"choosers-{place}"] = choosers_figure(analysis, summary.names_clients)
-        entry = {"name": f"choosers-{place}", "title": titles[analysis.label], "told": in_words(analysis)}
+        entry = {"name": f"choosers-{place}", "title": titles[analysis.label], "sentences": in_words(analysis)}
         choosers.append({**entry, "record": analysis.record})
     clusters = []
     for place, found in enumerate(clusters_of(table)):
@@ -67,14 +67,15 @@ def motley_parts(
         "sizeable": SIZEABLE,
         "clusters": clusters,
         "ood": [
-            {"title": titles[a.label], "told": in_words(a), "rows": a.record["rows"]} for a in by_kind.get("ood", [])
+            {"title": titles[a.label], "sentences": in_words(a), "rows": a.record["rows"]}
+            for a in by_kind.get("ood", [])
         ],
         "fewer": [
-            {"title": titles[a.label], "told": in_words(a)}
+            {"title": titles[a.label], "sentences": in_words(a)}
             for kind in ("fewer-examples", "examples")
             for a in by_kind.get(kind, [])
         ],
-        "smaller": [{"title": titles[a.label], "told": in_words(a)} for a in by_kind.get("smaller-tests", [])],
+        "smaller": [{"title": titles[a.label], "sentences": in_words(a)} for a in by_kind.get("smaller-tests", [])],
         "crossed": [
             {"title": titles[a.label], "record": a.record, "clients": _by_client(a) if summary.names_clients else []}
             for a in by_kind.get("crossed", [])
