@@ -35,6 +35,8 @@ HEADER = """# Results
 
 Published numbers beside ours. Each table is made by a command from run folders (`python benchmarks/results.py`); where
 a claim of a paper does not hold here, that is said beside it, with what differs: data, size of the model, rounds.
+"Still improving" is about validation curves: the order of methods means something only where they are flat. A table
+that does not say it is older than this check, and so are the verdicts beside it.
 """
 
 

@@ -193,6 +193,18 @@ OBSERVATIONS = (
         silos=True,
     ),
     Observation("The best method changes with the metric", "Section 6", (), judges.no_single_best),
+    Observation(
+        "Models between the shared and the tuned one have a trade-off as good as fine-tuning's, or a better one",
+        "asked for in Section 4.1 (Figure 5)",
+        ("blend", "finetune"),
+        judges.worse_trade(False),
+    ),
+    Observation(
+        "Settings by the number of examples are better than one choice for all",
+        "asked for in Section 4.1",
+        ("size", "finetune"),
+        judges.improves,
+    ),
 )
 
 

@@ -24,7 +24,8 @@ DRAWS = 2_000
 NAMES = {
     "warm": "HypCluster with a warm start", "cold": "HypCluster from random models", "finetune": "fine-tuning",
     "knn-per": "kNN-Per", "local": "local training", "ensemble": "an ensemble of FedAvg models", "fedavg": "FedAvg",
-    "ditto": "Ditto", "mocha": "Mocha",
+    "ditto": "Ditto", "mocha": "Mocha", "blend": "fine-tuning with blends",
+    "size": "fine-tuning with settings by the number of examples",
 }  # fmt: skip
 
 
@@ -53,11 +54,19 @@ class Found:
         return {found.label: found for found in clusters_of(self.table)}
 
     def label(self, kind: str) -> str:
-        """The comparison's label of a method; `warm` and `cold` are HypCluster with and without a warm start."""
+        """The comparison's label of a method.
+
+        `warm` and `cold` are HypCluster with and without a warm start, `blend` and `size` fine-tuning with models
+        between the shared and the tuned one, or with settings by the client's number of examples.
+        """
         entries = self.study.compare.get("methods") or []
         if kind in ("warm", "cold"):
             mine = [e for e in entries if e.get("name", e["label"]) == "hypcluster"]
             mine = [e for e in mine if (len(e.get("stages") or []) > 1) == (kind == "warm")]
+        elif kind in ("blend", "size"):
+            last = {e["label"]: (e.get("stages") or [{}])[-1] for e in entries}
+            flags = {label: "blend" in s if kind == "blend" else s.get("choose") == "size" for label, s in last.items()}
+            mine = [e for e in entries if flags[e["label"]]]
         else:
             mine = [e for e in entries if e.get("name", e["label"]) == kind]
             mine = [e for e in mine if e["label"] == kind] or mine

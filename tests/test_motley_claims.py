@@ -53,6 +53,8 @@ ENTRIES = [
     entry("fedavg", "fedavg"), entry("finetune", "finetune", 2, part="all"), entry("local", "local"),
     entry("knn-per", "knn-per", 2), entry("hyp", "hypcluster", 2), entry("hyp-cold", "hypcluster"),
     entry("ensemble", "ensemble"), entry("ditto", "ditto"),
+    entry("ft-blend", "finetune", 2) | {"stages": [{}, {"blend": [0.5, 1.0]}]},
+    entry("ft-size", "finetune", 2) | {"stages": [{}, {"choose": "size"}]},
 ]  # fmt: skip
 
 
@@ -63,6 +65,7 @@ def made(folders: Any, folder: Path, curves: dict[str, list[float]] | None = Non
     effects = {
         "fedavg": 0.0, "finetune": np.where(few, 1.0, -1.0), "local": 0.5, "knn-per": np.where(few, 2.0, -1.0),
         "hyp": -0.5, "hyp-cold": -0.1, "ensemble": -0.5, "ditto": -0.9,
+        "ft-blend": -0.6, "ft-size": np.where(few, 0.5, -1.0),
     }  # fmt: skip
     values = {label: [(base + effect).tolist(), (base + effect).tolist()] for label, effect in effects.items()}  # type: ignore[operator]
     record = {"methods": ENTRIES, "split": {"protocol": "cross-silo"}, "model": {"name": "CNN", "parameters": 9}}
@@ -123,6 +126,9 @@ def test_verdicts_from_the_clients(claims: Any, folders: Any, tmp_path: Path) ->
     assert verdicts["In silos, every personalization method is better than FedAvg"] == "holds"
     assert "left out: Mocha was not run" in tested["In silos, every personalization method is better than FedAvg"][0]
     assert verdicts["In silos, multi-task learning is competitive"] == "holds"
+    by_size = "Settings by the number of examples are better than one choice for all"
+    assert tested[by_size][0].startswith("4.833 → 4.750, gain +0.08")  # five clients lose 0.5 instead of 1
+    assert tested[by_size][1] == "holds"
     assert verdicts["The best method changes with the metric"] == "holds"  # ditto's mean, knn-per's spread
     assert untested["Across devices, local training is far behind FedAvg"] == "said of cross-device data"
     assert untested["HypCluster finds the two languages"] == "said of TED's two languages"
@@ -166,6 +172,7 @@ def test_verdicts_from_the_analyses(claims: Any, folders: Any, tmp_path: Path) -
     analysis(folder, "finetune", "ood", axis="epoch", curves=[tuned], **ends)
     analysis(folder, "hyp", "ood", curves=[], chosen={"own": 5.3, "others": 7.0})  # fine-tuned: 5.2 and 5.8
     analysis(folder, "knn-per", "ood", curves=[], chosen={"own": 5.2, "others": 5.6})
+    analysis(folder, "ft-blend", "ood", curves=[], chosen={"own": 5.2, "others": 5.9})
     for label, means in (("finetune", (5.0, 5.4)), ("knn-per", (5.0, 5.3)), ("hyp", (5.0, 5.05))):
         points = [{"fraction": f, "mean": m} for f, m in zip((1.0, 0.25), means)]
         analysis(folder, label, "fewer-examples", points=points)
@@ -194,6 +201,8 @@ def test_verdicts_from_the_analyses(claims: Any, folders: Any, tmp_path: Path) -
     trade = "trade-off between own and others' rows than fine-tuning"
     assert tested[f"HypCluster has a worse {trade}"][1] == "holds"
     assert tested["kNN-Per has as good a trade-off as fine-tuning, or a better one"][1] == "holds"
+    between = "Models between the shared and the tuned one have a trade-off as good as fine-tuning's, or a better one"
+    assert tested[between][1] == "does not hold"  # a tuned model with the same own rows has 5.8
     assert tested["With fewer examples fine-tuning and kNN-Per get worse"][1] == "holds"
     assert tested["With fewer examples HypCluster loses least"] == (
         "mean worse by 1.0 % (hyp), 8.0 % (finetune), 6.0 % (knn-per)", "holds"

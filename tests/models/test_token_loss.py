@@ -10,7 +10,8 @@ from bespoke.federation.batches import SlicedBatches
 from bespoke.methods.parts.descend import descend
 from bespoke.models.fast import token_loss
 from bespoke.models.language import LanguageModel
-from bespoke.models.networks import LSTM
+from bespoke.models.networks import LSTM, Network
+from bespoke.models.transformer import Transformer
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -46,10 +47,16 @@ def test_padding_and_empty_batches() -> None:
             torch.testing.assert_close(looped[name], textbook[name])
 
 
-def test_descent_without_the_heads_gradient_is_plain_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three steps, one of them with padding and one of nothing but padding, against p <- p - lr * gradient."""
+@pytest.mark.parametrize(
+    "network", [LSTM(11, embedding=3, hidden=5, layers=1), Transformer(11, 6, 8, 10, 2)], ids=["lstm", "transformer"]
+)
+def test_descent_without_the_heads_gradient_is_plain_sgd(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps, one of them with padding and one of nothing but padding, against p <- p - lr * gradient.
+
+    The Transformer's last layer is its table of words, too, and moves by the sum of both gradients.
+    """
     monkeypatch.setattr(token_loss, "IN_CACHE", 30)
-    task = LanguageModel(LSTM(11, embedding=3, hidden=5, layers=1), padding=0)
+    task = LanguageModel(network, padding=0)
     params = task.init(0)
     torch.manual_seed(1)
     x, y = torch.randint(1, 11, (6, 4)), torch.randint(1, 11, (6, 4))

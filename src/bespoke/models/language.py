@@ -78,7 +78,7 @@ class LanguageModel(BaseTask):
     ) -> Params | None:
         """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
         plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None and not self.safe
-        if self.how != "autograd" or not plain or "head.weight" not in params:
+        if self.how != "autograd" or not plain or self.network.tied or "head.weight" not in params:
             return None
         head = Head(params["head.weight"], params.get("head.bias"))
         body = {name: p.clone() for name, p in params.items() if name not in ("head.weight", "head.bias")}

@@ -20,6 +20,7 @@ class Network:
     is_linear = False
     vectorizes = True  # False: torch.func.vmap cannot run it
     last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
+    tied = False  # True: the features use the last layer's weights, too, which therefore cannot be stepped apart
     table = ""  # the parameter whose rows the inputs name, if they are looked up before all else: see `after_lookup`
 
     @property

@@ -69,6 +69,8 @@ class Transformer(ModuleNetwork):
     heads: int = 8
     layers: int = 1
 
+    tied = True
+
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width = {self.width} has to be a multiple of heads = {self.heads}")
