@@ -43,6 +43,7 @@ from bespoke.statistics.harm import UNATTACKED
 from bespoke.storage import write_text
 from bespoke.study.defaults import Settled, settle
 from bespoke.study.described import cautions, describe, described
+from bespoke.study.ray_runs import on_cluster
 from bespoke.study.references import REFERENCES, references_for
 from bespoke.study.scheduler import Job, Jobs
 from bespoke.study.tuning import Trial, best, folder_name, settled
@@ -118,6 +119,7 @@ class Comparison:
     def run(self) -> Path:
         """Tune, run, and write compare.json; returns the folder."""
         self.base, self.callbacks = separated(self.base, self.callbacks)
+        self.base, places = on_cluster(self.base)
         if not ((self.methods or self.automatic) and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         trust_named([self.base, self.methods, self.entries, self.knobs, self.grid])
@@ -148,7 +150,7 @@ class Comparison:
             len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
         )
         with Jobs(
-            population, self.folder, self.jobs, expected, self.progress, self.stop, self.how, self.callbacks
+            population, self.folder, self.jobs, expected, self.progress, self.stop, self.how, self.callbacks, places
         ) as jobs:
             jobs.bench = bench
             if self.automatic:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bespoke.callbacks.callback import Callback, CheckpointTold, EndTold, EvaluationTold, RoundTold, Told
+from bespoke.data.shared_copy import SharedCopy
 from bespoke.errors import UserError
-from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_parent
+from bespoke.federation.processes import CONTEXT, Child, RemoteLost, WorkerFailed, obey_parent
 
 if TYPE_CHECKING:
+    from bespoke.data.population import Population
     from bespoke.federation.engine import Choice as EngineChoice
     from bespoke.records import RunRecord
     from bespoke.study.scheduler import Job, Judge
@@ -26,7 +29,7 @@ PROGRESS_SECONDS = 0.1  # between two messages of progress
 class Relay:
     """Progress of a run, sent to the process that draws the bars."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe, self.steps, self.last, self.told = pipe, 0, "", 0.0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
@@ -50,7 +53,7 @@ class Relay:
 class ForwardingCallback(Callback):
     """Forwards events to the callbacks, which live in the process that gives the jobs."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
 
     def on_round(self, told: RoundTold) -> None:
@@ -72,14 +75,26 @@ class ForwardingCallback(Callback):
             raise UserError(problem)
 
 
+class Pipe(Protocol):
+    """Messages to whoever is at the other end, and from there."""
+
+    def send(self, message: Any, /) -> None: ...
+    def recv(self) -> Any: ...
+
+
 def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, told: bool) -> None:
-    """The worker's main loop: makes the runs it is given until the pipe closes."""
+    """The worker's main function."""
+    obey_parent()
+    serve_runs(pipe, folder, cache, stopping.poll, told)
+
+
+def serve_runs(pipe: Pipe, folder: Path, cache: Path, stop: Callable[[], bool], told: bool) -> None:
+    """Makes the runs that come through the pipe until it closes. `told`: there are callbacks at the other end."""
     import torch
 
     from bespoke.data.population import Population
     from bespoke.experiment.build import Bench
 
-    obey_parent()
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
@@ -94,7 +109,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, to
             job, how = pipe.recv()
         except (EOFError, OSError):
             return
-        outcome = _outcome(job, bench, how, cache, relay, stopping.poll, judge, callbacks)
+        outcome = _outcome(job, bench, how, cache, relay, stop, judge, callbacks)
         with contextlib.suppress(OSError):  # nobody listens: the next look at the pipe ends this
             pipe.send(outcome)
 
@@ -137,6 +152,8 @@ class RunProcess:
         stopping.close()
 
     job: Job | None
+    pipe: Any  # a Pipe; of a process of this machine a Connection
+    stopping: Any
 
     def start(self, job: Job, how: EngineChoice) -> None:
         try:
@@ -201,6 +218,39 @@ class RunProcess:
         self.child.close(at_once=self.job is not None)  # in the middle of a run: its folder stands that
         if hasattr(self.bar, "close"):
             self.bar.close()
+
+
+class Processes:
+    """Worker processes of this machine, for a scheduler."""
+
+    def __init__(self) -> None:
+        self.shared: SharedCopy | None = None  # the population on disk, for the processes
+
+    def most(self, how: EngineChoice, expected: int) -> int:
+        """How many runs are made at a time, if nobody says it."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores if expected > 1 and not how.workers else 1
+
+    def open(
+        self, population: Population, cache: Path, bars: Sequence[Any], callbacks: Sequence[Callback], gpus: bool
+    ) -> list[RunProcess]:
+        """A process for each bar."""
+        self.shared = SharedCopy(population)
+        return [RunProcess(self.shared.folder, cache, bar, callbacks) for bar in bars]
+
+    def ready(self, processes: Sequence[RunProcess], seconds: float) -> list[RunProcess]:
+        """Those that have something to say, or are gone."""
+        heard = wait([process.pipe for process in processes], timeout=seconds)
+        return [process for process in processes if process.pipe in heard]
+
+    def another(self, process: RunProcess, lost: RemoteLost) -> RunProcess:
+        """One in the place of one that is gone; or raises what happened."""
+        raise lost
+
+    def close(self) -> None:
+        if self.shared:
+            self.shared.close()
+            self.shared = None
 
 
 def _raised(kind: str, rest: list[Any], name: str) -> Exception:

@@ -8,27 +8,26 @@ one thread; what it computes is the same up to rounding.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
-from bespoke.data.shared_copy import SharedCopy
-from bespoke.devices import chosen
+from bespoke.devices import chosen, elsewhere
 from bespoke.digests import read_json, sealed
 from bespoke.errors import UserError
 from bespoke.experiment.build import Bench, resolved, to_toml
-from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.config import EngineConfig, ExperimentConfig
 from bespoke.experiment.experiment import engine_choice, stage_key
 from bespoke.federation.engine import Choice as EngineChoice
+from bespoke.federation.processes import RemoteLost
 from bespoke.imported import bound_to_this_process, only_here
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.records import RunRecord
@@ -36,8 +35,9 @@ from bespoke.runs.events import Interrupted, Progress, Pruned, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 from bespoke.storage import write_text
+from bespoke.study.ray_runs import RayRuns
 from bespoke.study.references import reference
-from bespoke.study.run_process import RunProcess
+from bespoke.study.run_process import Processes, RunProcess
 
 _UNKNOWN_ENGINE = (
     "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
@@ -124,18 +124,22 @@ class Jobs:
     def __init__(
         self, population: Population, folder: Path, most: int | None = 1, expected: int = 1,
         progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, how: EngineChoice | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] = (), places: EngineConfig | None = None,
     ) -> None:  # fmt: skip
+        """`places`: the Ray cluster over which runs are spread, if not processes of this machine."""
         self.bench, self.folder, self.cache = Bench(population, folder), folder, folder / "stages"
         self.most, self.expected, self.told = most, expected, most is not None
         self.progress, self.stop, self.how = progress or Silent(), stop, how
         self.callbacks = callbacks  # told here, wherever a run is made
         self.engine_file = "engine.json"  # how clients are executed; another model has another
         self.processes: list[RunProcess] = []
-        self.shared: SharedCopy | None = None  # the population on disk, for the processes
+        self.places = places
+        self.pool: Processes | RayRuns = RayRuns(places.address, folder, self.progress.note) if places else Processes()
+        self.far = elsewhere(places.device) if places else nullcontext()
         self.spent, self.made = 0.0, 0
 
     def __enter__(self) -> Jobs:
+        self.far.__enter__()
         if self.cache.exists():
             for left in self.cache.glob(".*"):  # by a process that was killed while it put a stage there
                 shutil.rmtree(left, ignore_errors=True)
@@ -147,8 +151,8 @@ class Jobs:
         for process in self.processes:
             process.close()
         self.processes = []
-        if self.shared:
-            self.shared.close()
+        self.pool.close()
+        self.far.__exit__(None, None, None)
 
     def all(self, jobs: list[Job]) -> list[RunRecord]:
         """The results of these jobs, in order."""
@@ -171,7 +175,7 @@ class Jobs:
             if job is None:
                 return
             how = self._engine(job)
-            if self.told and self.most != 1:
+            if self.places or (self.told and self.most != 1):
                 queue.held.insert(0, job)
                 break
             began = time.monotonic()
@@ -197,18 +201,24 @@ class Jobs:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")
-        if self.most != 1 and (bound := bound_to_this_process(resolved(job.config))):
+        if (self.places or self.most != 1) and (bound := bound_to_this_process(resolved(job.config))):
+            if self.places:
+                raise UserError(f"engine.backend = 'ray': {only_here(bound[0])}")
             if self.told:
                 raise UserError(f"{self.most} runs at a time, in processes of their own: {only_here(bound[0])}")
             self.most = 1
-        if self.told and self.most != 1 and job.config.engine.workers:
+        if (self.places or (self.told and self.most != 1)) and job.config.engine.workers:
             raise UserError(
-                f"{self.most} runs at a time, each with engine.workers = {job.config.engine.workers} processes: give "
-                "one of the two, --jobs or --workers"
+                f"{self.most or 'several'} runs at a time, each with engine.workers = {job.config.engine.workers} "
+                "processes: give one of the two, --jobs or --workers"
             )
         assert self.how is not None
         # the same for the runs made before the processes are up, or the bits of a result would depend on the clock
-        return self.how if self._together_at_most() == 1 else replace(self.how, workers=0, threads=1)
+        return replace(self.how, workers=0, threads=1) if self._apart() else self.how
+
+    def _apart(self) -> bool:
+        """Whether runs are made in processes of their own."""
+        return self.places is not None or self._together_at_most() != 1
 
     def _read_engine(self) -> bool:
         """Whether it is known how clients were executed by the process before this one."""
@@ -226,8 +236,8 @@ class Jobs:
     def _together_at_most(self) -> int:
         """How many runs are made at a time."""
         if self.most is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self.most = cores if self.expected > 1 and self.how and not self.how.workers else 1
+            assert self.how is not None
+            self.most = self.pool.most(self.how, self.expected)
         return self.most
 
     def text(self) -> str:
@@ -235,19 +245,21 @@ class Jobs:
         if self.how is None and not self._read_engine():
             return ""
         assert self.how is not None
-        if self._together_at_most() == 1:
+        if not self._apart():
             return self.how.text()
-        return f"{replace(self.how, workers=0, threads=1).text()}; {self.most} runs at a time"
+        where = "spread over a Ray cluster" if self.places else f"{self.most} runs at a time"
+        return f"{replace(self.how, workers=0, threads=1).text()}; {where}"
 
     # -- several at a time --------------------------------------------------------------------------------------------
     def _start(self, queue: _Queue) -> None:
         if self.processes:
             return
-        assert self.most is not None
-        self.shared = SharedCopy(self.bench.population)
-        self.progress.begin(f"{self.most} runs at a time", queue.total, queue.total - queue.left)
+        most = self._together_at_most()
+        self.progress.begin(f"{most} runs at a time", queue.total, queue.total - queue.left)
         bar: Callable[[], Any] = getattr(self.progress, "lane", Silent)
-        self.processes = [RunProcess(self.shared.folder, self.cache, bar(), self.callbacks) for _ in range(self.most)]
+        gpus = self.how is not None and self.how.device.startswith("cuda")
+        bars = [bar() for _ in range(most)]
+        self.processes = self.pool.open(self.bench.population, self.cache, bars, self.callbacks, gpus)
 
     def _together(self, queue: _Queue, judge: Judge) -> None:
         """Gives jobs to free processes. On Ctrl-C or an error, all stop after their round, then the error is raised."""
@@ -272,12 +284,12 @@ class Jobs:
             busy = [process for process in self.processes if process.job]
             if not busy:
                 break
-            ready = wait([process.pipe for process in busy], timeout=0.2)
-            for process in busy:
-                if process.pipe not in ready:
-                    continue
+            for process in self.pool.ready(busy, 0.2):
                 try:
                     ended = process.receive(judge)
+                except RemoteLost as lost:
+                    trouble = trouble or self._lost(process, lost, queue)
+                    continue
                 except Exception as error:
                     trouble = trouble or error
                     continue
@@ -287,6 +299,18 @@ class Jobs:
                     self.progress.advance(1)
         if trouble is not None:
             raise trouble
+
+    def _lost(self, process: RunProcess, lost: RemoteLost, queue: _Queue) -> BaseException | None:
+        """A place is gone: its run goes on at another one from its last checkpoint. Returns why it cannot."""
+        job, process.job = process.job, None
+        try:
+            another = self.pool.another(process, lost)
+        except Exception as error:
+            return error
+        self.processes[self.processes.index(process)] = another
+        if job is not None:
+            queue.held.insert(0, job)
+        return None
 
 
 @dataclass

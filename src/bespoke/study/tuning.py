@@ -47,6 +47,7 @@ from bespoke.runs.events import Progress, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.forgotten import without_forgotten
 from bespoke.storage import write_text
+from bespoke.study.ray_runs import on_cluster
 from bespoke.study.scheduler import Job, Jobs
 
 
@@ -157,6 +158,7 @@ class Tuning:
     def run(self) -> TuneRecord:
         """Try the settings, and write tune.json, trials.parquet and best.toml; returns what tune.json says."""
         self.base, self.callbacks = separated(self.base, self.callbacks, f"{self.name}: callbacks")
+        self.base, places = on_cluster(self.base)
         config = checked(self.base, self.name)
         self._claim()
         with RunFolder(self.folder).locked():
@@ -164,7 +166,14 @@ class Tuning:
             count = self.trials if self.optuna else len(grid(self.space))
             expected = count * len(self.seeds)
             with Jobs(
-                population, self.folder, self.jobs, expected, self.progress, self.stop, callbacks=self.callbacks
+                population,
+                self.folder,
+                self.jobs,
+                expected,
+                self.progress,
+                self.stop,
+                callbacks=self.callbacks,
+                places=places,
             ) as jobs:
                 experiment = jobs.bench.build(config)
                 for note in experiment.population.about.get("notes", []):
