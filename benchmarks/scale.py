@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,15 +133,20 @@ def nodes_of(counts: list[int], folder: Path) -> Found:
                         found[f"start {kind} {count}"] = time.perf_counter() - began
                 seconds: dict[str, list[float]] = {name: [] for name in engines}
                 empty: dict[str, list[float]] = {name: [] for name in engines}
+                used: dict[str, list[list[float]]] = {name: [] for name in engines}
                 random = np.random.default_rng(0)
                 for turn in range(TURNS + 1):
                     cohort = np.sort(random.choice(HEAVY["clients"], HEAVY["cohort"], replace=False))
                     for name, engine in engines.items():
+                        before, here = _cpu(), time.process_time()
                         began = time.perf_counter()
                         engine.round(server, cohort, turn)
                         engine.commit()
                         if turn:
                             seconds[name].append(time.perf_counter() - began)
+                            here, spent = time.process_time() - here, _cpu()
+                            there = sorted(spent[pid] - before.get(pid, 0.0) for pid in spent)
+                            used[name].append([here, *there[-len(engine.remotes) :]])
                         began = time.perf_counter()
                         for _ in range(10):
                             engine.kept_layers() if engine.layered else engine._all("settle")
@@ -153,10 +159,25 @@ def nodes_of(counts: list[int], folder: Path) -> Found:
         nodes.shutdown()
     rates = {name: [HEAVY["cohort"] / one for one in taken] for name, taken in seconds.items()}
     return {
-        **found, "counts": counts, "rates": rates, "empty": {n: statistics.median(s) for n, s in empty.items()},
+        **found, "counts": counts, "rates": rates, "used": used,
+        "empty": {name: statistics.median(taken) for name, taken in empty.items()},
         "parameters": sum(leaf.numel() for leaf in params.values()), "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[1],
     }  # fmt: skip
+
+
+def _cpu() -> dict[int, float]:
+    """The CPU seconds so far of every process that holds clients: actors and workers."""
+    import psutil
+
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            if "ray::HostActor" in words or "spawn_main" in words:
+                times = process.cpu_times()
+                found[process.pid] = times.user + times.system
+    return found
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -184,33 +205,42 @@ one run; times of rounds are CPU seconds, which a busy machine changes little.""
 def _nodes(found: Found) -> str:
     counts, rates = found["counts"], found["rates"]
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    one = middle[f"actors {counts[0]}"] / counts[0]
+    path = {name: statistics.median(here + max(there) for here, *there in used) for name, used in found["used"].items()}
+    alone = {kind: path[f"{kind} {counts[0]}"] * counts[0] for kind in ("actors", "processes")}
     rows = []
-    for count in counts:
-        actor, process = (middle[f"{kind} {count}"] for kind in ("actors", "processes"))
-        low, high = min(rates[f"actors {count}"]), max(rates[f"actors {count}"])
-        rows.append(
-            f"| {count} | {actor:.1f} ({low:.1f} to {high:.1f}) | {actor / (count * one):.0%} | {process:.1f} | "
-            f"{actor / process:.2f} | {1e3 * found['empty'][f'actors {count}']:.1f} | "
-            f"{1e3 * found['empty'][f'processes {count}']:.1f} |"
-        )
+    for kind, what in (("actors", "Ray, nodes:"), ("processes", "worker processes:")):
+        for count in counts:
+            name = f"{kind} {count}"
+            low, high = min(rates[name]), max(rates[name])
+            rows.append(
+                f"| {what} {count} | {HEAVY['cohort'] / path[name]:.0f} | {alone[kind] / (count * path[name]):.0%} | "
+                f"{middle[name]:.0f} ({low:.0f} to {high:.0f}) | {1e3 * found['empty'][name]:.1f} |"
+            )
     table = "\n".join(rows)
+    last = f"actors {counts[-1]}"
     return f"""## Nodes
 
 {HEAVY["cohort"]} clients a round with {HEAVY["rows"]} rows of {HEAVY["features"]} features each, a network of
-{found["parameters"]:,} parameters, one epoch in batches of 10, one client at a time: heavy enough that there is
-something to share. A node is a Ray node with a core of its own on this machine ({found["cores"]} cores, load
-{found["load"]:.0f}); efficiency is the rate over that of one node times their number. Medians of {TURNS} rounds, with
-the range; an empty call goes to all places and back. The same rounds by worker processes of this machine stand beside.
+{found["parameters"]:,} parameters, one epoch in batches of 10, one client at a time. A node is a Ray node on this
+machine with {found["cores"]} cores; worker processes stand beside.
 
-| nodes | clients/s (range) | efficiency | worker processes, clients/s | Ray / processes | empty call ms | by pipe ms |
-| ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+The first rate is by CPU: a round takes what the server's process used and what the busiest place used, as if each had a
+core to itself. Efficiency is that rate over that of one place times their number. The second rate is by the clock,
+with a load of {found["load"]:.0f} on the machine. Medians of {TURNS} rounds, with the range. An empty call goes to all
+places and back.
+
+| places | clients/s by CPU | efficiency | clients/s by the clock (range) | empty call ms |
+| --- | ---: | ---: | ---: | ---: |
 {table}
 
-The cluster was up after {found["start"]:.0f} s, the actors of an engine after
-{found[f"start actors {counts[-1]}"]:.0f} s more. All processes of this benchmark, Ray's among them, had
-{found["memory"] / 1024:.1f} GB at most. Nodes of one machine share its memory bandwidth and have no network between
-them: on a cluster of machines what each is sent (below) is what it costs."""
+The cluster was up after {found["start"]:.0f} s, the actors of an engine after {found[f"start {last}"]:.0f} s more.
+All processes of this benchmark, Ray's among them, had {found["memory"] / 1024:.1f} GB at most. Nodes of one machine
+share its memory and have no network between them. On a cluster of machines what each is sent comes on top:
+{_megabytes(found)} of parameters to each node and back in a round."""
+
+
+def _megabytes(found: Found) -> str:
+    return f"{4e-6 * found['parameters']:.2g} MB"
 
 
 def _rounds(rounds: list[Found]) -> str:
@@ -224,17 +254,23 @@ def _rounds(rounds: list[Found]) -> str:
     return f"""## Rounds of many clients
 
 Every client of the population takes part in the round: {ROWS} rows of {FEATURES} features, linear regression, one epoch
-in batches of 5; `fedavg` keeps nothing on a client, `ditto` a model of its own. One core ({rounds[0]["engine"]}). Rows
-and private state are mapped from disk; the peak is of the whole process, which had the next column's before the round.
-The checkpoint is what the private state of all clients takes as a file, and the CPU seconds of writing it.
+in batches of 5. `fedavg` keeps nothing on a client, `ditto` a model of its own. One core, {_how(rounds[0])}.
+
+Rows and private state are mapped from disk. The peak is that of the whole process; before the round it had the next
+column's. A checkpoint holds the private state of all clients in a file; writing it takes the CPU seconds beside it.
 
 | method | clients | CPU s | CPU us a client | peak MB | before MB | checkpoint MB | written in s | population MB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 {table}"""
 
 
+def _how(found: Found) -> str:
+    return str(found["engine"]).partition(", in process")[0]
+
+
 def _million(rounds: list[Found], nodes: Found) -> str:
-    rate = statistics.median(nodes["rates"][f"actors {nodes['counts'][0]}"])
+    used = nodes["used"][f"actors {nodes['counts'][0]}"]
+    rate = HEAVY["cohort"] / statistics.median(sum(one) for one in used)
     heavy_bytes = 4.0 * nodes["parameters"]
     rows = []
     for method in METHODS:
@@ -246,18 +282,16 @@ def _million(rounds: list[Found], nodes: Found) -> str:
     table = "\n".join(rows)
     return f"""## A million active clients a day
 
-A client is active when it takes part in one round a day: {MILLION / DAY:.1f} clients a second. Cores are those
-that would be busy all day in a simulation at the costs above; traffic is that of a real federation's server, up and
-down together; private state is what a million clients hold. Peaks of the day come on top: three times the average is
-common.
+A client is active when it takes part in one round a day: {MILLION / DAY:.1f} clients a second. Cores are those that
+would be busy all day in a simulation at the costs above. Traffic is that of the server of a real federation, up and
+down together, on average; a day has peaks. Private state is what a million clients hold.
 
 | work | CPU ms a client | cores | one round of all on 64 cores | traffic, Mbit/s | kB a client | private state GB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {table}
 
 These are calculations, not measurements: they take the cost of a client as constant beyond what was measured, and all
-cores as those of this machine. The rate of the network is wall time on a busy machine, so its cores are an upper
-bound."""
+cores as those of this machine."""
 
 
 def _needs(what: str, seconds: float, up: float, down: float, private: float) -> str:
