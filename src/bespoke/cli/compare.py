@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bespoke.cli.app import Callbacks, Jobs, Json, NameClients, Resume, app
+from bespoke.cli.app import Address, Backend, Callbacks, Jobs, Json, NameClients, Resume, app, placed
 from bespoke.cli.console import listed, show_report, this_command
 from bespoke.cli.output_folder import place, resumable
 from bespoke.errors import UserError, needs_extra
@@ -183,6 +183,8 @@ def compare(
     ] = None,
     callbacks: Callbacks = None,
     jobs: Jobs = None,
+    engine: Backend = None,
+    address: Address = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/compare-NAME).")
     ] = None,
@@ -213,13 +215,14 @@ def compare(
     if table is not None and not table.exists() and SOURCES.knows(str(table)):
         table, data = None, str(table)  # `bespoke compare hsb82` works, too
     if table is not None and table.suffix == ".toml":
-        _compare_file(table, settings, callbacks or [], out, resume, as_json, jobs, name_clients)
+        places = (engine, address)
+        _compare_file(table, settings, callbacks or [], out, resume, as_json, jobs, name_clients, places)
         return
     columns = {
         "client": client, "target": target, "text": text, "group": group, "features": features, "time": time,
         "task": task, "context": context, "tokenizer": tokenizer, "schema": None if schema is None else str(schema),
     }  # fmt: skip
-    if device is not None:
+    if device is not None and engine != "ray" and address is None:
         from bespoke.devices import chosen
 
         chosen(device)  # before anything is read
@@ -236,7 +239,7 @@ def compare(
     for name, text in (("privacy", privacy), ("robust", robust), ("attack", attack), ("secure", secure)):
         if text is not None:
             base[name] = _terms(name, text)
-    rule, many, (knobs, grid) = _rule(accept), _rounds(rounds), _set(base, settings)
+    rule, many, (knobs, grid) = _rule(accept), _rounds(rounds), _set(base, placed(settings, engine, address))
     base = with_options(base, callbacks or [])
     if methods is not None and not listed(methods):
         raise UserError(f"--methods {methods!r} names no method; see `bespoke methods`")
@@ -369,12 +372,12 @@ def _named(option: str, value: str) -> str:
 
 def _compare_file(
     path: Path, settings: list[str] | None, callbacks: list[str], out: Path | None, resume: bool, as_json: bool,
-    jobs: int | None, name_clients: bool,
+    jobs: int | None, name_clients: bool, places: tuple[str | None, str | None],
 ) -> None:  # fmt: skip
     """Runs a comparison described by a TOML file, such as those in benchmarks/motley."""
     own_options = ["compare", str(path), "--resume", "--json", "--name-clients"]
     repeated = [*(("--set", setting) for setting in settings or []), *(("--callback", each) for each in callbacks)]
-    for option, value in (("--out", out), ("--jobs", jobs), *repeated):
+    for option, value in (("--out", out), ("--jobs", jobs), *zip(("--engine", "--address"), places), *repeated):
         own_options += [] if value is None else [option, str(value), f"{option}={value}"]
     others = [a for a in sys.argv[1:] if a not in own_options]
     if others:
@@ -391,7 +394,9 @@ def _compare_file(
         from bespoke.study.comparison import Comparison
 
         with Bars(f"comparing as {path} says", quiet=as_json) as bars, bars.stopping() as stop:
-            asked = Comparison.read(path, folder, settings, command=command, progress=bars, stop=stop, jobs=jobs)
+            asked = Comparison.read(
+                path, folder, placed(settings, *places), command=command, progress=bars, stop=stop, jobs=jobs
+            )
             asked.base = with_options(asked.base, callbacks)
             asked.run()
         show_report([folder], folder / "report.html", as_json, name_clients)

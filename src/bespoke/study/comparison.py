@@ -44,6 +44,7 @@ from bespoke.storage import write_text
 from bespoke.study.defaults import Settled, settle
 from bespoke.study.described import cautions, describe, described
 from bespoke.study.job import Job
+from bespoke.study.ray_runs import on_cluster
 from bespoke.study.references import REFERENCES, references_for
 from bespoke.study.scheduler import Jobs
 from bespoke.study.tuning import Trial, best, folder_name, settled
@@ -119,6 +120,7 @@ class Comparison:
     def run(self) -> Path:
         """Tunes, runs, and writes compare.json; returns the folder."""
         self.base, self.callbacks = separated(self.base, self.callbacks)
+        self.base, cluster = on_cluster(self.base)
         if not ((self.methods or self.automatic) and self.seeds):
             raise UserError(f"nothing to compare: methods = {self.methods}, seeds = {self.seeds}")
         trust_named([self.base, self.methods, self.entries, self.knobs, self.grid])
@@ -158,6 +160,7 @@ class Comparison:
             self.how,
             self.callbacks,
             meanwhile=_import_report,
+            cluster=cluster,
         ) as jobs:
             jobs.bench = bench
             if self.automatic:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import SharedCopy
+from bespoke.federation.processes import RemoteLost
 from bespoke.runs.events import Silent
 from bespoke.study.run_process import RunProcess
 
@@ -49,6 +51,15 @@ class RunPool:
             self._timer.join()
         self._start()
         return self.processes
+
+    def heard(self, processes: Sequence[RunProcess], seconds: float) -> list[RunProcess]:
+        """Those of them that sent something or died; waits so long for the first."""
+        found = wait([process.pipe for process in processes], timeout=seconds)
+        return [process for process in processes if process.pipe in found]
+
+    def replace(self, process: RunProcess, lost: RemoteLost) -> None:
+        """A process of this machine that is gone is not replaced: whatever ended it would end another one, too."""
+        raise lost
 
     def close(self) -> None:
         if self._timer is not None:

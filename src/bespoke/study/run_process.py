@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bespoke.callbacks.callback import Callback, CheckpointEvent, EndEvent, EvaluationEvent, Event, RoundEvent
 from bespoke.errors import UserError
@@ -26,7 +26,7 @@ PROGRESS_SECONDS = 0.1  # between two messages of progress
 class Relay:
     """Sends a run's progress to the process that draws the bars."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe, self.steps, self.last, self.last_sent = pipe, 0, "", 0.0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
@@ -50,7 +50,7 @@ class Relay:
 class ForwardingCallback(Callback):
     """Forwards events to the callbacks, which live in the process with the scheduler."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
 
     def on_round(self, event: RoundEvent) -> None:
@@ -72,15 +72,27 @@ class ForwardingCallback(Callback):
             raise UserError(problem)
 
 
+class Pipe(Protocol):
+    """Sends messages to the other end, and receives those from there."""
+
+    def send(self, message: Any, /) -> None: ...
+    def recv(self) -> Any: ...
+
+
 def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, forwards: bool) -> None:
-    """The worker's main loop: makes the runs it is given until the pipe closes."""
+    """The worker's main function."""
+    obey_parent()
+    serve_runs(pipe, folder, cache, stopping.poll, forwards)
+
+
+def serve_runs(pipe: Pipe, folder: Path, cache: Path, stop: Callable[[], bool], forwards: bool) -> None:
+    """Makes runs from the pipe until it closes. `forwards`: events go to callbacks at the other end."""
     import torch
 
     import bespoke.study.job  # noqa: F401  (all that a run imports: a process that is ready works at once)
     from bespoke.data.population import Population
     from bespoke.experiment.build import Bench
 
-    obey_parent()
     warnings.simplefilter("ignore", RuntimeWarning)  # as in the command line
     torch.set_num_threads(1)
     bench, relay = Bench(Population.open(folder, resident=True), cache.parent), Relay(pipe)
@@ -97,7 +109,7 @@ def _serve(pipe: Connection, folder: Path, cache: Path, stopping: Connection, fo
             job, how = pipe.recv()
         except (EOFError, OSError):
             return
-        outcome = _outcome(job, bench, how, cache, relay, stopping.poll, judge, callbacks)
+        outcome = _outcome(job, bench, how, cache, relay, stop, judge, callbacks)
         with contextlib.suppress(OSError):  # the parent is gone; the next receive fails and ends the loop
             pipe.send(outcome)
 
@@ -141,6 +153,8 @@ class RunProcess:
         stopping.close()
 
     job: Job | None
+    pipe: Any  # a Pipe; of a process of this machine a Connection
+    stopping: Any
 
     def start(self, job: Job, how: EngineChoice) -> None:
         try:

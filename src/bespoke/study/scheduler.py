@@ -13,26 +13,30 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
-from bespoke.devices import chosen
+from bespoke.devices import chosen, elsewhere
 from bespoke.digests import read_json, sealed
 from bespoke.errors import UserError
 from bespoke.experiment.build import Bench, resolved
+from bespoke.experiment.config import EngineConfig
 from bespoke.experiment.experiment import engine_choice
 from bespoke.federation.engine import Choice as EngineChoice
+from bespoke.federation.processes import RemoteLost
 from bespoke.imported import bound_to_this_process, only_here
 from bespoke.records import RunRecord
 from bespoke.runs.events import Interrupted, Progress, Pruned, Silent
 from bespoke.storage import write_text
 from bespoke.study.job import Job, Judge, execute
+from bespoke.study.ray_runs import RayRuns
 from bespoke.study.run_pool import RunPool
+from bespoke.study.run_process import RunProcess
 
 _UNKNOWN_ENGINE = (
     "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
@@ -47,12 +51,14 @@ class Jobs:
     `most`: runs at a time; None: as many as cores, if a run is light enough to share them.
     `expected`: the approximate number of runs in total.
     `meanwhile`: called in a thread, once, while this process waits for others.
+    `cluster`: of Ray, over which runs are spread; None: processes of this machine.
     """
 
     def __init__(
         self, population: Population, folder: Path, most: int | None = 1, expected: int = 1,
         progress: Progress | None = None, stop: Callable[[], bool] = lambda: False, how: EngineChoice | None = None,
         callbacks: Sequence[Callback] = (), meanwhile: Callable[[], None] | None = None,
+        cluster: EngineConfig | None = None,
     ) -> None:  # fmt: skip
         self.bench, self.folder, self.cache = Bench(population, folder), folder, folder / "stages"
         self.most, self.expected, self.most_is_given = most, expected, most is not None
@@ -60,10 +66,13 @@ class Jobs:
         self.meanwhile = meanwhile
         self.callbacks = callbacks  # called in this process, wherever a run is made
         self.engine_file = "engine.json"  # how clients are executed; one file per model
-        self.pool: RunPool | None = None  # once it is known that several runs are made at a time
+        self.on_ray = RayRuns(cluster.address, folder, self.progress.note) if cluster else None
+        self.elsewhere = elsewhere(cluster.device) if cluster else nullcontext()
+        self.pool: RunPool | RayRuns | None = None  # once it is known that several runs are made at a time
         self.spent, self.made, self.bars = 0.0, 0, False
 
     def __enter__(self) -> Jobs:
+        self.elsewhere.__enter__()
         if self.cache.exists():
             for leftover in self.cache.glob(".*"):  # leftovers of a process that was killed while it stored a stage
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -74,6 +83,7 @@ class Jobs:
     ) -> None:
         if self.pool:
             self.pool.close()
+        self.elsewhere.__exit__(None, None, None)
 
     def all(self, jobs: list[Job]) -> list[RunRecord]:
         """The results of these jobs, in order."""
@@ -96,9 +106,9 @@ class Jobs:
             if job is None:
                 return
             how = self._engine(job)
-            if self._together_at_most() > 1 and self.pool is None:
-                self.pool = RunPool(self.bench.population, self.cache, self._together_at_most(), self.callbacks)
-            if self.most_is_given and self.most != 1:
+            if self._apart() and self.pool is None:
+                self.pool = self._new_pool(self._together_at_most())
+            if self.on_ray or (self.most_is_given and self.most != 1):
                 queue.held.insert(0, job)
                 break
             if self.pool:
@@ -132,18 +142,32 @@ class Jobs:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")
-        if self.most != 1 and (bound := bound_to_this_process(resolved(job.config))):
+        if (self.on_ray or self.most != 1) and (bound := bound_to_this_process(resolved(job.config))):
+            if self.on_ray:
+                raise UserError(f"engine.backend = 'ray': {only_here(bound[0])}")
             if self.most_is_given:
                 raise UserError(f"{self.most} runs at a time, in processes of their own: {only_here(bound[0])}")
             self.most = 1
-        if self.most_is_given and self.most != 1 and job.config.engine.workers:
+        if (self.on_ray or (self.most_is_given and self.most != 1)) and job.config.engine.workers:
             raise UserError(
-                f"{self.most} runs at a time, each with engine.workers = {job.config.engine.workers} processes: give "
-                "one of the two, --jobs or --workers"
+                f"{self.most or 'several'} runs at a time, each with engine.workers = {job.config.engine.workers} "
+                "processes: give one of the two, --jobs or --workers"
             )
         assert self.how is not None
         # also for runs made before the processes start: the bits of a result must not depend on the clock
-        return self.how if self._together_at_most() == 1 else replace(self.how, workers=0, threads=1)
+        return replace(self.how, workers=0, threads=1) if self._apart() else self.how
+
+    def _apart(self) -> bool:
+        """Whether runs are made in processes of their own."""
+        return self.on_ray is not None or self._together_at_most() != 1
+
+    def _new_pool(self, size: int) -> RunPool | RayRuns:
+        shared = self.bench.population, self.cache, size, self.callbacks
+        if self.on_ray is None:
+            return RunPool(*shared)
+        gpus = self.how is not None and self.how.device.startswith("cuda")
+        self.on_ray.prepare(*shared, gpus)
+        return self.on_ray
 
     def _read_engine(self) -> bool:
         """Reads how an earlier process executed clients; returns whether it is known."""
@@ -161,8 +185,12 @@ class Jobs:
     def _together_at_most(self) -> int:
         """The number of runs at a time."""
         if self.most is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            self.most = cores if self.expected > 1 and self.how and not self.how.workers else 1
+            assert self.how is not None
+            if self.on_ray:
+                self.most = self.on_ray.most(self.how, self.expected)
+            else:
+                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+                self.most = cores if self.expected > 1 and not self.how.workers else 1
         return self.most
 
     def text(self) -> str:
@@ -170,9 +198,10 @@ class Jobs:
         if self.how is None and not self._read_engine():
             return ""
         assert self.how is not None
-        if self._together_at_most() == 1:
+        if not self._apart():
             return self.how.text()
-        return f"{replace(self.how, workers=0, threads=1).text()}; {self.most} runs at a time"
+        where = "spread over a Ray cluster" if self.on_ray else f"{self.most} runs at a time"
+        return f"{replace(self.how, workers=0, threads=1).text()}; {where}"
 
     # -- several at a time --------------------------------------------------------------------------------------------
     def _together(self, queue: _Queue, judge: Judge) -> None:
@@ -204,12 +233,12 @@ class Jobs:
             if self.meanwhile:
                 threading.Thread(target=self.meanwhile, daemon=True).start()
                 self.meanwhile = None
-            ready = wait([process.pipe for process in busy], timeout=0.2)
-            for process in busy:
-                if process.pipe not in ready:
-                    continue
+            for process in self.pool.heard(busy, 0.2):
                 try:
                     ended = process.receive(judge)
+                except RemoteLost as lost:
+                    trouble = trouble or self._replace(process, lost, queue)
+                    continue
                 except Exception as error:
                     trouble = trouble or error
                     continue
@@ -219,6 +248,18 @@ class Jobs:
                     self.progress.advance(1)
         if trouble is not None:
             raise trouble
+
+    def _replace(self, process: RunProcess, lost: RemoteLost, queue: _Queue) -> BaseException | None:
+        """The process is gone: its run goes on in another one, from its last checkpoint. Returns why it cannot."""
+        assert self.pool is not None
+        job, process.job = process.job, None
+        try:
+            self.pool.replace(process, lost)
+        except Exception as error:
+            return error
+        if job is not None:
+            queue.held.insert(0, job)
+        return None
 
 
 @dataclass

@@ -48,6 +48,7 @@ from bespoke.runs.folder import RunFolder
 from bespoke.runs.forgotten import without_forgotten
 from bespoke.storage import write_text
 from bespoke.study.job import Job
+from bespoke.study.ray_runs import on_cluster
 from bespoke.study.scheduler import Jobs
 
 
@@ -158,6 +159,7 @@ class Tuning:
     def run(self) -> TuneRecord:
         """Tries the settings and writes tune.json, trials.parquet and best.toml; returns the content of tune.json."""
         self.base, self.callbacks = separated(self.base, self.callbacks, f"{self.name}: callbacks")
+        self.base, cluster = on_cluster(self.base)
         config = checked(self.base, self.name)
         self._claim()
         with RunFolder(self.folder).locked():
@@ -165,7 +167,14 @@ class Tuning:
             count = self.trials if self.optuna else len(grid(self.space))
             expected = count * len(self.seeds)
             with Jobs(
-                population, self.folder, self.jobs, expected, self.progress, self.stop, callbacks=self.callbacks
+                population,
+                self.folder,
+                self.jobs,
+                expected,
+                self.progress,
+                self.stop,
+                callbacks=self.callbacks,
+                cluster=cluster,
             ) as jobs:
                 experiment = jobs.bench.build(config)
                 for note in experiment.population.about.get("notes", []):
