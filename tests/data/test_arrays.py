@@ -103,10 +103,10 @@ class Partition:
 ROWS = [{"image": np.full((2, 3), label, np.uint8), "label": label} for label in (2, 0)]
 
 
-@pytest.mark.parametrize("rows", [Partition([2, 0]), ROWS])
-def test_partitions_with_named_columns(rows: Any) -> None:
-    """Data sets of columns, or lists of rows by name; a class is called as the data set calls it."""
-    found = bespoke.population([rows, rows], x="image", y="label", task="classification")
+@pytest.mark.parametrize(("rows", "said"), [(Partition([2, 0]), {}), (ROWS, {"task": "classification"})])
+def test_partitions_with_named_columns(rows: Any, said: Any) -> None:
+    """Data sets of columns, or lists of rows by name; what names its classes is a classification, and calls them so."""
+    found = bespoke.population([rows, rows], x="image", y="label", **said)
     assert list(found.ids) == ["0", "1"]
     assert found.columns["x"].tolist() == [[2] * 6, [0] * 6] * 2
     assert found.about["classes"] == (["cat", "owl"] if isinstance(rows, Partition) else ["0", "2"])

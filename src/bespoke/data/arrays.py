@@ -51,7 +51,7 @@ def population(
     client: str | Sequence[Any] | None = None,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
-    group: Mapping[str, str] | None = None,
+    group: Mapping[Any, str] | None = None,
     name: str = "own data",
 ) -> Population:
     """Makes a population of each client's rows, for `compare`, `run` and `tune`.
@@ -59,14 +59,15 @@ def population(
     data: a dict of client -> (x, y), x an array, or a dict of arrays where the model takes several inputs; a DataFrame,
     Arrow table or Hugging Face dataset whose columns `client`, `x` (one column of arrays or several of numbers;
     default: all others) and `y` name; a map-style dataset of (x, y) with each row's client in `client`; or a list of
-    such parts, one client each. task: needed where targets are whole numbers.
+    such parts, one client each. task: needed where targets are whole numbers whose classes the data do not name.
     group: each client's group, for methods that make models of groups.
     """
     parts = [(str(who), *_pair(rows, who, x, y)) for who, rows in _by_client(data, client, x, y)]
     if not parts:
         raise UserError("population(): there is no client in these data")
     targets = np.concatenate([p[2] for p in parts])
-    kind = task or _inferred(targets)
+    names = _class_names(data, y)
+    kind = task or ("classification" if names else _inferred(targets))
     owner = np.repeat([p[0] for p in parts], [len(p[2]) for p in parts])
     columns: dict[str, Any] = {}
     if isinstance(parts[0][1], dict):
@@ -77,10 +78,9 @@ def population(
             _check(who, inputs, wanted, first[0], first[1])
         whole = np.concatenate([p[1] for p in parts])
         columns["x"], about = _rows(whole, _features(data, x, whole))
-    groups = None if group is None else [_group(group, who) for who in owner]
+    groups = None if group is None else _groups(group, owner.tolist())
     if kind == "classification":
         classes, columns["y"] = np.unique(targets, return_inverse=True)
-        names = _class_names(data, y)
         about["classes"] = [names.get(label, str(label)) for label in classes.tolist()]
         about["learned"] = LEARNED
     else:
@@ -432,7 +432,10 @@ def _rows(inputs: Array, features: Sequence[str] | None) -> tuple[Array, dict[st
     return (flat if flat.dtype == np.uint8 else flat.astype(np.float32)), about
 
 
-def _group(group: Mapping[str, str], who: str) -> str:
-    if who not in group:
-        raise UserError(f"population(group=...): client {who!r} has no group")
-    return str(group[who])
+def _groups(group: Mapping[Any, str], owners: list[str]) -> list[str]:
+    """Each row's group; clients may be numbers, as in the data."""
+    named = {str(who): str(label) for who, label in group.items()}
+    for who in dict.fromkeys(owners):
+        if who not in named:
+            raise UserError(f"population(group=...): client {who!r} has no group")
+    return [named[who] for who in owners]
