@@ -13,7 +13,7 @@ class Net(nn.Module):
         self.body, self.dropout, self.out = nn.Linear(inputs, hidden), nn.Dropout(0.1), nn.Linear(hidden, classes)
 
     def forward(self, x):
-        return self.out(self.dropout(self.body(x).relu()))
+        return self.out(self.dropout(self.body(x.flatten(1)).relu()))
 
 
 net = bespoke.model(Net, head="out")
