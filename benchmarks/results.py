@@ -12,6 +12,7 @@ python benchmarks/fedembed/mnist.py --figures                                  l
 python benchmarks/fedembed/mnist.py --full --out runs/fedembed-mnist-full
 python benchmarks/fedembed/changes.py --out runs/fedembed-changes
 bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens
+bespoke compare benchmarks/doors/tv_questions.toml --out runs/doors-tv-questions     see benchmarks/doors
 python benchmarks/results.py
 """
 
@@ -20,6 +21,7 @@ import re
 from pathlib import Path
 
 import results_changes
+import results_doors
 import results_fedembed
 import results_groups
 import results_motley
@@ -61,6 +63,8 @@ def chapters(runs: Path) -> list[str]:
         found.append(results_movielens.section(runs / "fedembed-movielens"))
     if (runs / "fedembed-changes" / "compare.json").exists():
         found.append(results_changes.section(runs / "fedembed-changes"))
+    if own := results_doors.chapter(runs):
+        found.append(own)
     return found
 
 

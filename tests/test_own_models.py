@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,26 @@ def test_worker_processes_make_the_model_by_its_name(digits: Path, tmp_path: Pat
     logs = [(tmp_path / name / "rounds.jsonl").read_text().splitlines()[-1] for name in ("alone", "spread")]
     losses = [json.loads(line)["validation"]["loss"] for line in logs]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+SCRIPT = """
+import sys
+import bespoke
+
+print("once")
+stage = {"method": "fedavg", "rounds": 1}
+said = {"data": {"population": sys.argv[1]}, "engine": {"workers": 2}, "model": {"name": "linear"}, "stage": [stage]}
+print(bespoke.run(said, sys.argv[2])["clients"])
+"""
+
+
+def test_worker_processes_leave_a_script_alone(table: Path, tmp_path: Path) -> None:
+    """One without `if __name__ == "__main__"`, which Python's own processes would run again."""
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    words = [sys.executable, "script.py", str(table), str(tmp_path / "out")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["once", "3"]
 
 
 def test_an_object_stays_in_its_process(table: Path, tmp_path: Path) -> None:

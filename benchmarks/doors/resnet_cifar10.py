@@ -1,15 +1,19 @@
 """ResNet-18 with BatchNorm for images of 32 x 32 (He et al., CVPR 2016; its form for CIFAR: a first layer of 3 x 3).
 
-Named by resnet_cifar10.toml. `width` is that of the first layer: 64 in the paper, 11.2M parameters; the work grows with
-its square.
+Named by resnet_cifar10.toml and resnet_cifar10_small.toml. `width` is that of the first layer: 64 in the paper, 11.2M
+parameters; the work grows with its square.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import bespoke
+from bespoke.data.partition import dirichlet
+from bespoke.randomness import generator
 
 
 class Block(nn.Module):
@@ -48,6 +52,14 @@ class ResNet18(nn.Module):
         seen = self.blocks(torch.relu(self.bn(self.conv(x))))
         logits: Tensor = self.fc(seen.mean((2, 3)))
         return logits
+
+
+def some(labels: NDArray[np.int64], clients: int, seed: int, alpha: float) -> NDArray[np.int64]:
+    """A partitioner: 300 images a client, drawn at random and dealt out by a Dirichlet distribution."""
+    drawn = generator("resnet cifar10", seed).choice(len(labels), 300 * clients, replace=False)
+    owner = np.full(len(labels), -1)
+    owner[drawn] = dirichlet(labels[drawn], clients, alpha, seed, minimum=50)
+    return owner
 
 
 averaged = bespoke.model(ResNet18, head="fc", buffers="average")

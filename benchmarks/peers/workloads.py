@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -244,6 +245,22 @@ def make(name: str, folder: Path) -> Path:
         **{f"params/{key}": value.astype(np.float32) for key, value in params.items()},
     )
     return unfinished.rename(path)
+
+
+def reordered(path: Path) -> Path:
+    """The same workload with each client's rows in another order, as another seed would draw them."""
+    other = path.with_name(f"{path.stem}.reordered.npz")
+    if not other.exists():
+        rng = np.random.default_rng(2022)
+        with np.load(path) as stored:
+            columns = {key: stored[key] for key in stored.files}
+        ends = columns["offsets"]
+        order = np.concatenate([low + rng.permutation(high - low) for low, high in pairwise(ends)])
+        columns |= {key: columns[key][order] for key in ("x", "y")}
+        unfinished = path.with_name(f"{path.stem}.unfinished.npz")
+        np.savez(unfinished, **columns)
+        unfinished.rename(other)
+    return other
 
 
 @lru_cache(maxsize=1)

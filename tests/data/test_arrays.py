@@ -103,10 +103,10 @@ class Partition:
 ROWS = [{"image": np.full((2, 3), label, np.uint8), "label": label} for label in (2, 0)]
 
 
-@pytest.mark.parametrize("rows", [Partition([2, 0]), ROWS])
-def test_partitions_with_named_columns(rows: Any) -> None:
-    """Data sets of columns, or lists of rows by name; a class is called as the data set calls it."""
-    found = bespoke.population([rows, rows], x="image", y="label", task="classification")
+@pytest.mark.parametrize(("rows", "said"), [(Partition([2, 0]), {}), (ROWS, {"task": "classification"})])
+def test_partitions_with_named_columns(rows: Any, said: Any) -> None:
+    """Data sets of columns, or lists of rows by name; what names its classes is a classification, and calls them so."""
+    found = bespoke.population([rows, rows], x="image", y="label", **said)
     assert list(found.ids) == ["0", "1"]
     assert found.columns["x"].tolist() == [[2] * 6, [0] * 6] * 2
     assert found.about["classes"] == (["cat", "owl"] if isinstance(rows, Partition) else ["0", "2"])
@@ -120,6 +120,8 @@ def test_classes_and_groups() -> None:
     assert found.about["classes"] == ["no", "yes"]
     assert found.columns["y"].tolist() == [1, 0, 1]
     assert [found.group_of(client) for client in (0, 1)] == ["north", "south"]
+    numbered = bespoke.population({3: rows["anna"], 4: rows["bob"]}, group={3: "north", 4: "south"})
+    assert [numbered.group_of(client) for client in (0, 1)] == ["north", "south"]
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 4, 3), (3, 4, 4), (4, 6), (4, 6, 3), (1, 6, 4)])
@@ -148,6 +150,11 @@ def test_images_lie_channels_first(shape: tuple[int, ...]) -> None:
         (lambda: bespoke.population(Named(), client=["a", "a", "b"]), ("no 'x'", "image, id, label", "x=")),
         (lambda: bespoke.population({"train": FRAME}, client="who", y="y"), ("client='who'", "'train'")),
         (lambda: bespoke.population(7), ("int",)),
+        (
+            lambda: bespoke.population({"a": ([[1.0]], [1.5]), "b": ({"v": [[1.0]]}, [1.5])}),
+            ("'b'", "'v'", "one array"),
+        ),
+        (lambda: bespoke.population({"a": ({"y": [[1.0]]}, [1.5])}), ("['y']", "none of")),
         (lambda: bespoke.population({"a": ([[1.0]], [1.5])}, group={"b": "x"}), ("'a'",)),
         (lambda: bespoke.population({"a": (np.zeros((1, 2, 4, 5)), [1])}, task="classification"), ("(2, 4, 5)",)),
     ],
@@ -180,6 +187,29 @@ def test_a_stream_is_what_memory_holds(tmp_path: Path) -> None:
     assert all(torch.equal(there.columns[name], column) for name, column in here.columns.items())
     assert there.about == here.about
     assert sorted(path.name for path in tmp_path.iterdir()) == ["big"]
+
+
+def test_a_stream_of_several_inputs(tmp_path: Path) -> None:
+    """Tokens with their mask, a client at a time: the population of all of them at once, however large it is."""
+    draw = np.random.default_rng(0)
+    rows = {
+        name: ({"input_ids": draw.integers(0, 9, (n, 4)), "attention_mask": draw.random((n, 4))}, np.arange(n) % 2)
+        for name, n in (("anna", 3), ("bob", 5))
+    }
+    with bespoke.write_population(tmp_path / "big", task="classification") as out:
+        for name, (x, y) in rows.items():
+            out.add(name, x=x, y=y)
+        with pytest.raises(UserError, match=r"'carl' has the inputs 'input_ids', client 'anna'"):
+            out.add("carl", x={"input_ids": np.ones((1, 4))}, y=[0])
+        with pytest.raises(
+            UserError, match=r"'dora' has the inputs one array, client 'anna' 'input_ids', 'attention_mask'"
+        ):
+            out.add("dora", x=np.ones((1, 4)), y=[0])
+    there, here = Population.open(tmp_path / "big"), bespoke.population(rows, task="classification")
+    assert there.columns.keys() == {"x", "attention_mask", "y"}
+    assert all(torch.equal(there.columns[name], column) for name, column in here.columns.items())
+    assert there.about == here.about
+    assert repr(there) == "Population('own data': classification of 2 classes, 2 clients, 8 rows)"
 
 
 def test_a_stream_of_images_that_are_not_square(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from bespoke.messages.clip import Clip
 from bespoke.method import Method
 from bespoke.models.own.draws import drawn
 from bespoke.models.own.model import local_name
+from bespoke.models.own.network import OwnNetwork
 from bespoke.tensors import BUFFERS, Params, is_buffer
 
 LOOP = Choice(False, 1, 0, 1, "autograd", "")
@@ -345,3 +346,24 @@ def test_a_worker_makes_the_model_with_its_options(digits: Population, name: str
         assert torch.equal(leaf, other)
     rows = {"x": digits.columns["x"][:3]}
     assert torch.equal(made.task.predict(made.task.init(5), rows), again.predict(again.init(5), rows))
+
+
+def test_a_module_is_not_made_again_for_what_it_holds() -> None:
+    """To make a pretrained one takes seconds; what is given out is a copy."""
+    made: list[nn.Module] = []
+
+    def factory() -> nn.Module:
+        made.append(own_models.Dropped())
+        return made[-1]
+
+    network = OwnNetwork(bespoke.model(factory, head="fc"))
+    first, again = network.init(0), network.init(0)
+    assert len(made) == 1
+    torch.manual_seed(0)
+    expected = own_models.Dropped().state_dict()
+    for name, leaf in first.items():
+        leaf += 1
+        assert torch.equal(again[name], expected[name])
+    assert torch.equal(network.init(0)["fc.bias"], expected["fc.bias"])
+    assert not torch.equal(network.init(1)["fc.bias"], expected["fc.bias"])
+    assert len(made) == 2

@@ -39,7 +39,8 @@ from small_worlds import world
 
 HERE = Path(__file__).parent
 MODEL = {"name": "mlp", "hidden": [8]}
-BASE = {"model": MODEL, "cohort": {"size": 4}, "evaluate_every": 2}
+BASE = {"cohort": {"size": 4}, "evaluate_every": 2}
+NET = "outside_doors.nets:net"
 METHOD = "outside_doors.fedper:FedPer"
 
 
@@ -67,12 +68,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def compared(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """From Python: the class itself, the source and the metric by their entry points; two runs at a time."""
+    """From Python: the class and the model themselves, source and metric by their entry points; two runs at a time."""
     from outside_doors.fedper import FedPer  # type: ignore[import-not-found]
+    from outside_doors.nets import net  # type: ignore[import-not-found]
 
     out = tmp_path_factory.mktemp("python") / "out"
     bespoke.compare(
-        data="clinics", methods=["fedavg", FedPer], metric="wrong", seeds=1, rounds=4, tune=False, out=out,
+        data="clinics", model=net, methods=["fedavg", FedPer], metric="wrong", seeds=1, rounds=4, tune=False, out=out,
         settings=BASE, jobs=2,
     )  # fmt: skip
     return out
@@ -84,7 +86,7 @@ def clients(folder: Path, label: str = "fedper") -> pd.DataFrame:
 
 def test_from_python_with_two_runs_at_a_time(compared: Path) -> None:
     recorded = (compared / "runs/fedper-seed0/config.toml").read_text()
-    for named in (METHOD, "outside_doors.clinics:load", "outside_doors.scores:wrong"):
+    for named in (METHOD, NET, "outside_doors.clinics:load", "outside_doors.scores:wrong"):
         assert f'"{named}"' in recorded  # under names that every process finds
     for label in ("fedper", "fedavg"):  # the metric is one that bespoke has as well, under another name
         table = clients(compared, label)
@@ -94,10 +96,10 @@ def test_from_python_with_two_runs_at_a_time(compared: Path) -> None:
 
 
 def test_a_killed_comparison_with_two_workers_goes_on(compared: Path, site: Path, tmp_path: Path) -> None:
-    """On the command line, by "module:name"; killed in a round, resumed: the numbers of the run from Python."""
+    """On the command line, by "module:name" or an entry point; killed in a round, resumed: the numbers from Python."""
     words = [
         "compare", "--data", "clinics", "--methods", METHOD, "--metric", "outside_doors.scores:wrong",
-        "--seeds", "1", "--rounds", "4", "--no-tune", "--model", "mlp", "--set", "model.hidden=[8]", "--cohort", "4",
+        "--seeds", "1", "--rounds", "4", "--no-tune", "--model", "clinic-net", "--cohort", "4",
         "--set", "evaluate_every=2", "--jobs", "1", "--workers", "2", "--out", str(tmp_path / "out"),
     ]  # fmt: skip
     hook = "outside_doors.rounds:DieOnce"
@@ -129,8 +131,8 @@ def test_export_and_report(compared: Path, tmp_path: Path) -> None:
     x = rows.columns["x"][own].numpy()
     seen = (torch.from_numpy(x).double() - model.mean) / model.deviation if len(model.mean) else torch.from_numpy(x)
     layer = {name: leaf.double() for name, leaf in model.params.items() if torch.is_tensor(leaf)}
-    inner = (seen.double() @ layer["features.1.weight"].T + layer["features.1.bias"]).relu()
-    outer = inner @ layer["head.weight"].T + layer["head.bias"]
+    inner = (seen.double() @ layer["body.weight"].T + layer["body.bias"]).relu()
+    outer = inner @ layer["out.weight"].T + layer["out.bias"]
     assert model.predict(x).astype(str).tolist() == [("0", "1")[at] for at in outer.argmax(1)]
     assert command("report", compared, "--output", tmp_path / "page.html").code == 0
     assert "FedPer" in (tmp_path / "page.html").read_text()
@@ -144,8 +146,10 @@ metric = "wrong"
 source = "digits"
 options = { clients = 5, partition = "outside_doors.rounds:in_turn" }
 [model]
-name = "mlp"
-hidden = [4]
+name = "outside_doors.nets:Net"
+inputs = 64
+classes = 10
+hidden = 4
 [engine]
 kind = "looped"
 [cohort]
@@ -233,7 +237,9 @@ def test_listed_with_where_they_come_from(site: Path) -> None:
         told = command(what).out
         assert f"{name}  from outside_doors." in told, what
         assert "outside-doors 1.2" in told
-    assert "mlp: fully connected network" in command("models").out
+    told = command("models").out
+    assert "mlp: fully connected network" in told
+    assert f"clinic-net: from {NET} (outside-doors 1.2)" in told
     assert METHOD in command("methods", "fedper").out
 
 

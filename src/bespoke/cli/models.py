@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from typing import Annotated
 
 import typer
@@ -54,13 +53,10 @@ def models(
 
 def _networks() -> list[dict[str, str]]:
     """The networks of bespoke, and those that installed packages offer."""
-    from bespoke.imported import entry_points
-    from bespoke.models import MODELS
+    from bespoke.models import MODELS, OFFERED
 
     built_in = [{"name": name, "about": about, "kind": "network"} for name, about in MODELS.items()]
-    offered = sorted(entry_points().get("bespoke.models", ()), key=lambda point: point.name)
-    return built_in + [{"name": point.value, "about": f"of {_owner(point)}", "kind": "network"} for point in offered]
-
-
-def _owner(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else point.module
+    others = [
+        {"name": name, "about": f"from {origin}", "kind": "network"} for name, origin in OFFERED.origins().items()
+    ]
+    return built_in + [entry for entry in others if entry["name"] not in MODELS]

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ def population(
     client: str | Sequence[Any] | None = None,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
-    group: Mapping[str, str] | None = None,
+    group: Mapping[Any, str] | None = None,
     name: str = "own data",
 ) -> Population:
     """Makes a population of each client's rows, for `compare`, `run` and `tune`.
@@ -59,17 +59,18 @@ def population(
     data: a dict of client -> (x, y), x an array, or a dict of arrays where the model takes several inputs; a DataFrame,
     Arrow table or Hugging Face dataset whose columns `client`, `x` (one column of arrays or several of numbers;
     default: all others) and `y` name; a map-style dataset of (x, y) with each row's client in `client`; or a list of
-    such parts, one client each. task: needed where targets are whole numbers.
+    such parts, one client each. task: needed where targets are whole numbers whose classes the data do not name.
     group: each client's group, for methods that make models of groups.
     """
     parts = [(str(who), *_pair(rows, who, x, y)) for who, rows in _by_client(data, client, x, y)]
     if not parts:
         raise UserError("population(): there is no client in these data")
     targets = np.concatenate([p[2] for p in parts])
-    kind = task or _inferred(targets)
+    names = _class_names(data, y)
+    kind = task or ("classification" if names else _inferred(targets))
     owner = np.repeat([p[0] for p in parts], [len(p[2]) for p in parts])
     columns: dict[str, Any] = {}
-    if isinstance(parts[0][1], dict):
+    if any(isinstance(inputs, dict) for _, inputs, _ in parts):
         columns, about = _several(parts)
     else:
         first = parts[0]
@@ -77,10 +78,9 @@ def population(
             _check(who, inputs, wanted, first[0], first[1])
         whole = np.concatenate([p[1] for p in parts])
         columns["x"], about = _rows(whole, _features(data, x, whole))
-    groups = None if group is None else [_group(group, who) for who in owner]
+    groups = None if group is None else _groups(group, owner.tolist())
     if kind == "classification":
         classes, columns["y"] = np.unique(targets, return_inverse=True)
-        names = _class_names(data, y)
         about["classes"] = [names.get(label, str(label)) for label in classes.tolist()]
         about["learned"] = LEARNED
     else:
@@ -128,7 +128,7 @@ class write_population:
     def __enter__(self) -> write_population:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self.temporary = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}.", dir=self.folder.parent))
-        self.files = {column: open(self.temporary / column, "wb") for column in ("x", "y")}  # noqa: SIM115
+        self.files: dict[str, BinaryIO] = {}
         self.sizes: dict[str, int] = {}
         self.first: _First | None = None
         self.classes: set[Any] = set()
@@ -139,24 +139,36 @@ class write_population:
         who = str(client)
         if who in self.sizes:
             raise UserError(f"client {who!r} was added before: a client is added once, with all of its rows")
-        inputs, targets = _array(x), _array(y)
-        _check(who, inputs, targets, *((self.first.who, self.first.inputs) if self.first else (who, inputs)))
-        rows, about = _rows(inputs, self.features)
+        inputs, targets = _inputs(x), _array(y)
+        columns, about = self._columns(who, inputs, targets)
         if self.task == "classification":
             labels = np.unique(targets)
             if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
                 said = labels[:3].tolist()
                 raise UserError(f"client {who!r}: classes of a stream are whole numbers from 0, not {said}")
             self.classes |= set(labels.tolist())
-            targets = targets.astype(np.int64)
+            columns["y"] = targets.astype(np.int64)
         else:
-            targets = _numbers(targets, f"targets of client {who!r}")
-        self.first = self.first or _First(who, inputs[:1], about, rows.dtype, rows.shape[1:])
-        if rows.dtype != self.first.dtype:
-            raise UserError(f"client {who!r} has rows of {rows.dtype}, client {self.first.who!r} of {self.first.dtype}")
-        rows.tofile(self.files["x"])
-        targets.tofile(self.files["y"])
+            columns["y"] = _numbers(targets, f"targets of client {who!r}")
+        if self.first is None:
+            self.first = _First(who, _begin(inputs), about, {name: value[:1] for name, value in columns.items()})
+            self.files = {name: open(self.temporary / name, "wb") for name in columns}  # noqa: SIM115
+        for name, like in self.first.columns.items():
+            if (found := columns[name].dtype) != like.dtype:
+                raise UserError(f"client {who!r} has rows of {found}, client {self.first.who!r} of {like.dtype}")
+        for name, file in self.files.items():
+            columns[name].tofile(file)
         self.sizes[who] = len(targets)
+
+    def _columns(self, who: str, inputs: Any, targets: Array) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The columns of this client's inputs, with their description; they have to be as those of the first one."""
+        first, like = (self.first.who, self.first.inputs) if self.first else (who, inputs)
+        if isinstance(inputs, dict) or isinstance(like, dict):
+            columns, about = _several([(first, _begin(like), targets[:1]), (who, inputs, targets)])
+            return {name: column[-len(targets) :] for name, column in columns.items()}, about
+        _check(who, inputs, targets, first, like)
+        rows, about = _rows(inputs, self.features)
+        return {"x": rows}, about
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -173,15 +185,13 @@ class write_population:
         if self.first is None:
             raise UserError(f"write_population({str(self.folder)!r}): no client was added")
         count, ids = sum(self.sizes.values()), list(self.sizes)
-        wanted = np.int64 if self.task == "classification" else np.float32
-        x = np.memmap(self.temporary / "x", self.first.dtype, "r+", shape=(count, *self.first.shape))
-        y = np.memmap(self.temporary / "y", wanted, "r+", shape=(count,))
         about = dict(self.first.about)
         if self.task == "classification":
             about["classes"] = [str(label) for label in range(int(max(self.classes)) + 1)]
             about["learned"] = LEARNED
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_arrays(self.folder / "columns.safetensors", {"x": torch.from_numpy(x), "y": torch.from_numpy(y)})
+        columns = {name: self._whole(name, like, count) for name, like in self.first.columns.items()}
+        write_arrays(self.folder / "columns.safetensors", columns)
         names = Names.of(ids)
         clients = {
             "offsets": torch.from_numpy(np.concatenate([[0], np.cumsum(list(self.sizes.values()))]).astype(np.int64)),
@@ -193,16 +203,19 @@ class write_population:
         said = {"format": POPULATION_FORMAT, "groups": [], "about": _about(self.name, self.task, about)}
         write_text(self.folder / "population.json", json.dumps(said, indent=1))
 
+    def _whole(self, name: str, like: Array, count: int) -> torch.Tensor:
+        """A column of all clients, as it lies on disk."""
+        return torch.from_numpy(np.memmap(self.temporary / name, like.dtype, "r+", shape=(count, *like.shape[1:])))
+
 
 @dataclass(frozen=True)
 class _First:
     """The first client's inputs, with which all other clients' inputs must agree."""
 
     who: str
-    inputs: Array
+    inputs: Any  # its first row: an array, or several by name
     about: dict[str, Any]
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    columns: dict[str, Array]  # what is written of this row
 
 
 def _about(name: str, task: Kind, more: dict[str, Any]) -> About:
@@ -333,6 +346,16 @@ def _items(data: Any, rows: Array, x: Any, y: Any) -> tuple[Array, Array]:
     return np.stack([_array(item[0]) for item in found]), np.stack([_array(item[1]) for item in found])
 
 
+def _named(inputs: Any) -> list[str]:
+    """The names of several inputs; none of one array."""
+    return list(inputs) if isinstance(inputs, dict) else []
+
+
+def _begin(inputs: Any) -> Any:
+    """The first row."""
+    return {name: value[:1] for name, value in inputs.items()} if isinstance(inputs, dict) else inputs[:1]
+
+
 def _inputs(values: Any) -> Any:
     """An array, or several by name."""
     if isinstance(values, Mapping):
@@ -342,15 +365,17 @@ def _inputs(values: Any) -> Any:
 
 def _several(parts: list[tuple[str, Any, Array]]) -> tuple[dict[str, Array], dict[str, Any]]:
     """Rows with several inputs as columns, the first of them x. Whole numbers stay whole."""
-    first, names = parts[0], list(parts[0][1])
-    if not names or not all(name.isidentifier() and name not in RESERVED for name in names):
-        raise UserError(f"population(): inputs named {names}: each a word, and none of {', '.join(RESERVED)}")
+    first, names = parts[0], _named(parts[0][1])
     for who, inputs, targets in parts:
-        if not isinstance(inputs, dict) or list(inputs) != names:
-            found = list(inputs) if isinstance(inputs, dict) else "one array"
-            raise UserError(f"client {who!r} has the inputs {found}, client {first[0]!r} {names}; all need the same")
+        if (found := _named(inputs)) != names:
+            said = [", ".join(map(repr, those)) or "one array" for those in (found, names)]
+            raise UserError(
+                f"client {who!r} has the inputs {said[0]}, client {first[0]!r} {said[1]}; all need the same"
+            )
         for name in names:
             _check(who, inputs[name], targets, first[0], first[1][name])
+    if not all(name.isidentifier() and name not in RESERVED for name in names):
+        raise UserError(f"population(): inputs named {names}: each a word, and none of {', '.join(RESERVED)}")
     whole = {name: np.concatenate([inputs[name] for _, inputs, _ in parts]) for name in names}
     kept = {name: value.astype(np.float32 if value.dtype.kind == "f" else np.int64) for name, value in whole.items()}
     about = {"input": "named", "inputs": names, "features": names, "numeric": [False] * len(names)}
@@ -432,7 +457,10 @@ def _rows(inputs: Array, features: Sequence[str] | None) -> tuple[Array, dict[st
     return (flat if flat.dtype == np.uint8 else flat.astype(np.float32)), about
 
 
-def _group(group: Mapping[str, str], who: str) -> str:
-    if who not in group:
-        raise UserError(f"population(group=...): client {who!r} has no group")
-    return str(group[who])
+def _groups(group: Mapping[Any, str], owners: list[str]) -> list[str]:
+    """Each row's group; clients may be numbers, as in the data."""
+    named = {str(who): str(label) for who, label in group.items()}
+    for who in dict.fromkeys(owners):
+        if who not in named:
+            raise UserError(f"population(group=...): client {who!r} has no group")
+    return [named[who] for who in owners]

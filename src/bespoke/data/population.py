@@ -51,7 +51,7 @@ class Names(Sequence[str]):
         return self.text[begin : self.ends[index]].tobytes().decode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Population:
     """Columns of rows; client c owns rows offsets[c] to offsets[c + 1]."""
 
@@ -110,6 +110,12 @@ class Population:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        """A line; the rows may be millions."""
+        classes = f" of {len(self.about['classes'])} classes" if "classes" in self.about else ""
+        name, task = self.about.get("name", "unnamed"), self.about.get("task", "no task")
+        return f"Population({name!r}: {task}{classes}, {len(self):,} clients, {self.rows:,} rows)"
 
     @property
     def rows(self) -> int:

@@ -13,6 +13,7 @@ from bespoke.data.sources.registry import SOURCES
 from bespoke.federation.cohorts import SAMPLERS
 from bespoke.methods import METHODS
 from bespoke.methods.parts.server_optimizer import OPTIMIZERS
+from bespoke.models import OFFERED
 from bespoke.models.own_metric import METRICS
 from bespoke.registry import Registry
 
@@ -22,7 +23,10 @@ _PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
     (("data", "source"), SOURCES),
     (("data", "options", "partition"), PARTITIONERS),
     (("cohort", "sampling"), SAMPLERS),
+    (("model", "name"), OFFERED),
 )
+# `partition` may be an option of another meaning in a source that is not ours; a model may be "auto", or an object
+_OPEN = (PARTITIONERS, OFFERED)
 
 
 def recorded(raw: dict[str, Any], where: str) -> dict[str, Any]:
@@ -48,8 +52,8 @@ def _with(node: Any, path: tuple[str, ...], registry: Registry[Any], where: str)
     if rest:
         return {**node, key: _with(node[key], tuple(rest), registry, f"{where}: {key}")}
     named = node[key]
-    if not isinstance(named, str) or (registry is PARTITIONERS and not registry.knows(named)):
-        return node  # in a user's own source, `partition` may mean something else
+    if not isinstance(named, str) or (any(registry is one for one in _OPEN) and not registry.knows(named)):
+        return node  # in a user's own source, the key may mean something else
     return {**node, key: registry.recorded(named, where)}
 
 

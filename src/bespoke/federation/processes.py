@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker, util
 from multiprocessing.connection import wait
+from types import ModuleType
 from typing import Any
 
 from bespoke.errors import RemoteLost as RemoteLost
@@ -17,6 +19,10 @@ from bespoke.errors import WorkerFailed as WorkerFailed
 
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+# glibc gives large blocks back to the system and asks for them again in every step: 5,000 page faults a client of
+# a CNN, 3 % of an LSTM's time. Blocks up to 32 MB stay in the process, 256 MB in all; other C libraries ignore this
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
 
 
 class Child:
@@ -24,10 +30,12 @@ class Child:
 
     def __init__(self, target: Any, arguments: tuple[Any, ...], threads: int) -> None:
         self.process = CONTEXT.Process(target=target, args=arguments, daemon=True)
-        before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
-        os.environ.update(dict.fromkeys(before, str(threads)))  # limits the child's thread pools
+        inherited = dict.fromkeys(THREADS, str(threads))  # limits the child's thread pools
+        inherited |= {name: value for name, value in KEPT_MEMORY.items() if name not in os.environ}
+        before = {name: os.environ.get(name) for name in inherited}
+        os.environ.update(inherited)
         try:
-            with _uninterrupted():
+            with _uninterrupted(), _without_main():
                 self.process.start()
         finally:
             for name, value in before.items():
@@ -72,6 +80,20 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(1)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes started meanwhile do not import the program's main module, of which they need nothing.
+
+    A script that does not guard its calls by `if __name__ == "__main__"` would run in them once more.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
+from bespoke.registry import Registry
 from bespoke.tensors import Params
 
 MODELS = {
@@ -53,6 +54,8 @@ MODELS = {
     "frozen": "a pretrained language model, `pretrained` by folder, GGUF file or hub name; a prefix or LoRA is learned",
     "transformer": "embedding, causal attention and the embedding again, for the next token",
 }
+# others' models by a short name; models/own reads what it stands for
+OFFERED: Registry[Any] = Registry("model", "bespoke.models", MODELS, lambda found, where: found)
 NETWORKS: dict[str, type[Network]] = {
     kind.__name__: kind
     for kind in (
@@ -106,6 +109,8 @@ def build_task(
     (linear), pretrained, given, adapt, rank, alpha (frozen). A name "package.module:name" is a model of the user's own,
     whose options go to its factory; it is tried on a few of the data's rows, which `rows` gives.
     """
+    if name in OFFERED.offered():
+        name = OFFERED.recorded(name, "[model]")
     if is_own(name):
         if rows is None:
             raise UserError(f"[model] {name!r} is tried on rows of the data, and here are none")
@@ -116,7 +121,7 @@ def build_task(
         name = advised.pop("name", "") or _fitting(about)
         options = {**advised, **options}
     if name not in MODELS:
-        raise unknown("model", name, [*MODELS, "auto", "package.module:name"], "[model]")
+        raise unknown("model", name, [*MODELS, *OFFERED.offered(), "auto", "package.module:name"], "[model]")
     if shape == "named":
         named = ", ".join(about.get("inputs", ()))
         raise UserError(

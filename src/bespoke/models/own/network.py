@@ -131,8 +131,9 @@ class OwnNetwork(Network):
         return bool(self.private) and name.removeprefix(BUFFERS).startswith(self.private)
 
     def _begun(self, seed: int) -> Params:
-        module = self.model.made(self.options, seed)
-        params = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        held = seed == 0 and not self.facts.moving  # a pretrained module may take seconds to make again
+        module = self.module if held else self.model.made(self.options, seed)
+        params = {name: p.detach().cpu().clone() for name, p in module.named_parameters() if p.requires_grad}
         if self.model.buffers != "frozen":  # of whole numbers a mean is none: they are rounded where they are used
             buffers = dict(module.named_buffers())
             params |= {f"{BUFFERS}{name}": buffers[name].detach().float().clone() for name in self.facts.moving}
@@ -282,7 +283,9 @@ def rebuilt(record: dict[str, Any], where: str = "[model]") -> OwnNetwork:
     """The network that was described so."""
     model, options = found_model(record["model"], record["options"], where)
     reading = Reading(record["reading"]["kind"], tuple(record["reading"]["shape"]))
-    return OwnNetwork(model, options, reading, Facts.of(record["facts"]))
+    network = OwnNetwork(model, options, reading, Facts.of(record["facts"]))
+    _ = network.module  # made now: it draws random numbers, which vmap does not allow inside it
+    return network
 
 
 @dataclass(frozen=True, eq=False)
