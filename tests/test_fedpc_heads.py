@@ -77,7 +77,7 @@ def test_the_pretrained_head_is_the_model_itself() -> None:
 
 
 def test_what_lies_below_the_head_is_computed_once_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever head asks, and whatever texts come beside; when memory is short the oldest is dropped and found again."""
+    """Whichever head asks, whatever texts come beside; when memory is short the oldest is dropped, and found again."""
     calls: list[int] = []
     body = frozen._body
 
