@@ -101,6 +101,10 @@ def test_what_lies_below_the_head_is_computed_once_within_bounds(monkeypatch: py
     assert torch.equal(task.loss({"head": heads(0)}, rows), first[0])
     assert len(calls) > 8 + 12  # eight of the twenty others had been there
     assert not torch.equal(*first)
+    monkeypatch.setattr(frozen, "MEMORY", 0)
+    calls.clear()
+    torch.testing.assert_close(task.loss({"head": heads(0)}, rows), first[0])
+    assert calls == [8]  # nothing is remembered: all at once
 
 
 # -- local training, once more by torch.optim --------------------------------------------------------------------------

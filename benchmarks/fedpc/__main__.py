@@ -1,4 +1,4 @@
-"""python -m benchmarks.fedpc [rates | known | withheld | seasons | costs | smollm2 | private | page]"""
+"""python -m benchmarks.fedpc [rates | known | withheld | seasons | smollm2 | private | costs | examples | page]"""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import benchmarks.fedpc
-from benchmarks.fedpc import costs, page, parts
+from benchmarks.fedpc import costs, examples, page, parts
 
 from bespoke.cli.console import print_error
 from bespoke.cli.exit_codes import program
 
-PARTS = (*parts.PARTS, "costs", "page")
+PARTS = (*parts.PARTS, "costs", "examples", "page")
 
 
 # A head of tens of megabytes is mapped anew for each of its many temporary tensors, and its pages are touched for the
@@ -45,6 +45,8 @@ def main() -> None:
         begun = time.monotonic()
         if part == "costs":
             costs.write(asked.folder / "costs.json", asked.pretrained or "stories15M")
+        elif part == "examples":
+            examples.tables(asked.folder)
         elif part == "page":
             page.write(asked.folder, asked.output)
         else:

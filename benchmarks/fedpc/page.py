@@ -50,6 +50,7 @@ def write(folder: Path, output: Path) -> None:
         "## Table 2: withheld users": _table(folder, "withheld"),
         "## Do users and contexts carry anything?": _crossed(folder), "## Table 3 and memory": _costs(folder),
         "## SmolLM2-135M": _smollm2(folder), "## Under privacy": _private(folder),
+        "## Generated examples": _examples(folder),
     }  # fmt: skip
     if not any(parts.values()):
         raise UserError(f"{folder} holds no finished part: python -m benchmarks.fedpc --help")
@@ -178,7 +179,8 @@ def _costs(folder: Path) -> str:
     costs = json.loads(place.read_text())
     base, paper = costs["methods"]["fedpc"], PAPER["milliseconds"]
     lines = [
-        f"One process and one thread, {costs['pretrained']}, 15 texts of random words a batch, as long as TV lines. "
+        f"One process and one thread, float32, {costs['pretrained']}, 15 texts of random words a batch, as long as TV "
+        "lines; nothing below a head is remembered. "
         "Ratios to FedPC, the paper's in brackets. Processor time of a text is "
         f"{1000 * base['training']:.1f} ms in training and {1000 * base['testing']:.1f} ms in testing with FedPC.",
         "",
@@ -227,6 +229,15 @@ def _smollm2(folder: Path) -> str:
         lines += ["", "Own embedding against:", ""]
         lines += [f"- {COLUMNS[n]}: {change(c, own).text()}" for n, c in crossed[1].items() if n != "own"]
     return "\n".join(lines)
+
+
+def _examples(folder: Path) -> str:
+    """The paper's Table 4, from the page that lies in the run's folder."""
+    place = folder / "smollm2/runs/fedpc-seed0/examples.md"
+    if not place.exists():
+        return ""
+    told = "The paper's Table 4: its two characters, each in its own show and in the other, by the run above.\n\n"
+    return told + place.read_text().partition("\n")[2].strip()
 
 
 def _private(folder: Path) -> str:

@@ -31,7 +31,7 @@ from bespoke.tensors import Params
 
 BUCKET = 32  # rows of about the same length that are computed together
 NOTHING = -1  # a target that does not count
-MEMORY = 2**28  # bytes of representations without a prefix that a process keeps
+MEMORY = 2**28  # bytes of representations without a prefix that a process keeps; 0: none, texts are read in batches
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,13 @@ class FrozenLM(Network):
     @torch.no_grad()
     def _seen(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         seen = torch.zeros(*targets.shape, self.width)
-        for rows, long in buckets(targets) if prefix.shape[1] else ():
-            seen[rows, :long] = _body(self.pretrained, prefix[rows], x[rows, :long])
-        if not prefix.shape[1]:
-            for row, long in enumerate(lengths(targets).tolist()):
-                if long:
-                    seen[row, :long] = _MEMORY.computed(self.pretrained, x[row, :long])
+        if prefix.shape[1] or not MEMORY:
+            for rows, long in buckets(targets):
+                seen[rows, :long] = _body(self.pretrained, prefix[rows], x[rows, :long])
+            return seen
+        for row, long in enumerate(lengths(targets).tolist()):
+            if long:
+                seen[row, :long] = _MEMORY.computed(self.pretrained, x[row, :long])
         return seen
 
 
