@@ -16,7 +16,7 @@ from bespoke.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from benchmarks.fedpc import claims, page, parts, readings  # noqa: E402
+from benchmarks.fedpc import claims, examples, page, parts, readings  # noqa: E402
 
 from bespoke.statistics.significance import Interval  # noqa: E402
 
@@ -90,6 +90,11 @@ def test_the_page(tmp_path: Path) -> None:
     about = json.loads((rates / "compare.json").read_text())
     about["methods"][0] |= {"tuning": [{"knobs": {"lr": 0.01}, "validation": 123.4}], "chosen": {"lr": 0.01}}
     (rates / "compare.json").write_text(json.dumps(about))
+    written = tmp_path / "smollm2" / "runs" / "fedpc-seed0" / "examples.md"
+    written.parent.mkdir(parents=True)
+    written.write_text(
+        "# Generated examples: run\n\nContinuations\n\n| user, context | “I think” |\n|---|---|\n| Arya | so |\n"
+    )
     output = tmp_path / "fedpc.md"
     output.write_text("# Old\n\n## Table 2: withheld users\n\nas it stood\n\n## Examples\n\nof another program\n")
     page.write(tmp_path, output)
@@ -104,9 +109,12 @@ def test_the_page(tmp_path: Path) -> None:
     assert "| FedPC | lr 0.01: 123.4 | lr 0.01 |" in text
     assert "| FedPC | 30 | 55 |" in text  # 30 s a round of 5 updates: 55 rounds of 10 take 55 minutes
     assert "## Table 2: withheld users\n\nas it stood" in text
+    assert "by the run above.\n\nContinuations\n\n| user, context |" in text
     assert text.rstrip().endswith("## Examples\n\nof another program")
     page.write(tmp_path, output)
     assert output.read_text() == text
+    with pytest.raises(UserError, match="smollm2 comes first"):
+        examples.tables(tmp_path / "nothing")
     with pytest.raises(UserError, match="holds no finished part"):
         page.write(tmp_path / "nothing", output)
 

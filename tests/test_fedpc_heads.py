@@ -77,7 +77,7 @@ def test_the_pretrained_head_is_the_model_itself() -> None:
 
 
 def test_what_lies_below_the_head_is_computed_once_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever head asks; when memory is short the oldest is dropped, and what it was is found again."""
+    """Whichever head asks, whatever texts come beside; when memory is short the oldest is dropped, and found again."""
     calls: list[int] = []
     body = frozen._body
 
@@ -89,13 +89,22 @@ def test_what_lies_below_the_head_is_computed_once_within_bounds(monkeypatch: py
     monkeypatch.setattr(frozen, "_MEMORY", frozen._Memory())
     task, rows, others = task_of(), rows_of(8), {**rows_of(20), "mask": torch.ones(20)}
     first = [task.loss({"head": heads(seed)}, rows) for seed in (0, 1)]
-    assert calls == [8]
+    assert calls == [1] * 8  # a text at a time
+    backwards = {name: column.flip(0) for name, column in rows.items()}
+    torch.testing.assert_close(task.loss({"head": heads(0)}, backwards), first[0])
+    seen = [task.network.seen(part["x"], part["y"].long()) for part in (rows, backwards)]
+    assert torch.equal(seen[0].flip(0), seen[1])
+    assert len(calls) == 8
     monkeypatch.setattr(frozen, "MEMORY", 1000)
     task.loss({"head": heads(0)}, others)
     assert frozen._MEMORY.bytes <= 1000
     assert torch.equal(task.loss({"head": heads(0)}, rows), first[0])
-    assert calls == [8, 20, 8]
+    assert len(calls) > 8 + 12  # eight of the twenty others had been there
     assert not torch.equal(*first)
+    monkeypatch.setattr(frozen, "MEMORY", 0)
+    calls.clear()
+    torch.testing.assert_close(task.loss({"head": heads(0)}, rows), first[0])
+    assert calls == [8]  # nothing is remembered: all at once
 
 
 # -- local training, once more by torch.optim --------------------------------------------------------------------------

@@ -13,6 +13,8 @@ private `pip install 'bespoke-fl[privacy]'`. What is finished is kept: the same 
     costs      Table 3 and memory: bytes and processor time of each method, in one process
     smollm2    a shorter run with SmolLM2-135M
     private    FedPC under [privacy]
+    examples   Table 4: texts written by the run of smollm2
+    page       docs/fedpc.md of all parts there are
 """
 
 import sys

@@ -2,7 +2,8 @@
 
 Bytes are those of the real trees: private state, broadcast, message. Times are processor time of a text, in training
 (local steps of a round) and in testing (scoring test texts with the personal model, without making it); methods take
-turns, and the median counts. A machine's milliseconds mean little: what can be compared are ratios to FedPC.
+turns, and the median counts. A machine's milliseconds mean little: what can be compared are ratios to FedPC. What lies
+below a head is computed each time, as on a device that meets a text once, though bespoke remembers it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from bespoke.federation.batches import WHOLE, Orders
 from bespoke.federation.host import Host
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.methods import METHODS
+from bespoke.models import frozen
 from bespoke.models.frozen import FrozenLM
 from bespoke.models.prefix import PrefixLM
 from bespoke.storage import write_text
@@ -36,12 +40,14 @@ def write(place: Path, name: str, repeats: int = REPEATS) -> None:
     """Measure every method that there is; a file that is there is kept."""
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_text(place, json.dumps(measured(name, repeats), indent=1))
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:  # with memory as the runs have it: see __main__.py
+            write_text(place, json.dumps(alone.submit(measured, name, repeats).result(), indent=1))
 
 
 def measured(name: str, repeats: int = REPEATS) -> dict[str, Any]:
     """Bytes and seconds of each method."""
     torch.set_num_threads(1)
+    frozen.MEMORY = 0
     task = PrefixLM(FrozenLM(name), contexts=CONTEXTS)
     population, params = texts(task.network), task.init(0)
     clients = np.arange(SOME)
@@ -65,7 +71,6 @@ def measured(name: str, repeats: int = REPEATS) -> dict[str, Any]:
             begun = time.process_time()
             done = host.train(down, None, clients, key=again)
             seconds[label]["training"].append((time.process_time() - begun) / done.examples)
-            # texts that nobody has read: last layers keep what the model made of a text
             tested = SOME + (again * len(hosts) + place) % (len(population) - SOME)
             seconds[label]["testing"].append(_testing(host, down, population, tested))
     model = pretrained.language_model(name)

@@ -18,6 +18,7 @@ from bespoke.generation.voices import Voices, chosen_run
 from bespoke.storage import write_text
 
 PROMPTS = ("We must", "I think")
+CHARACTERS = ("Chandler Bing", "Arya Stark")  # of the paper's Table 4
 MOST_USERS = 6  # where none is named
 
 
@@ -51,7 +52,15 @@ def _cell(text: str) -> str:
     return " ".join(text.split())
 
 
-def main() -> None:
+def tables(folder: Path) -> None:
+    """The page of the tables' larger model: the paper's two characters, each in both shows."""
+    run = folder / "smollm2" / "runs" / "fedpc-seed0"
+    if not (run / "result.json").exists():
+        raise UserError(f"there is no finished {run}: python -m benchmarks.fedpc smollm2 comes first")
+    write_page(arguments_of([str(run), *(word for user in CHARACTERS for word in ("--user", user))]))
+
+
+def arguments_of(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder, or a comparison with --method")
     parser.add_argument("--method")
@@ -64,17 +73,25 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a Markdown file (default: examples.md in the run folder)")
-    arguments = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def write_page(arguments: argparse.Namespace) -> Path:
+    """Write the page; returns where it lies."""
     if arguments.number < 1 or arguments.length < 1:
         raise UserError("--number and --length: 1 or more")
     voices = Voices(chosen_run(arguments.run, arguments.method))
     if voices.private and not arguments.users:
         raise UserError(f"{voices.path} was made under [privacy], where users are not named: name them by --user")
     users, contexts = arguments.users or voices.users[:MOST_USERS], arguments.contexts or voices.contexts
-    output = arguments.output or voices.path / "examples.md"
+    output: Path = arguments.output or voices.path / "examples.md"
     arguments.prompts = arguments.prompts or list(PROMPTS)
     write_text(output, page(voices, users, contexts, arguments))
-    print(output)
+    return output
+
+
+def main() -> None:
+    print(write_page(arguments_of()))
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ Silva, Tambwekar, Gombolay, *FedPC*, 2022 ([methods/fedpc.md](methods/fedpc.md))
 benchmarks.fedpc` from run folders. The model is stories15M, which was trained on children's stories: perplexities are
 higher than those of the paper's DistilGPT2, and what can be compared is which method is better and by what part.
 """
-REDUCED = """What was reduced, so that it fits two hours of two cores: {rounds} rounds of {steps} local updates (the
+REDUCED = """What was reduced, so that it fits 75 minutes of two cores: {rounds} rounds of {steps} local updates (the
 paper: 55 of 10), at most {most} utterances a user (3,370), of which 20 % are tested on, at most 32 tokens, {seeds}
 seeds (15). Withheld users adapt on half of their utterances and are tested on the others. Perplexity is that of the
 tokens after the first three, as a mean over users; ± is the standard deviation over seeds. Intervals are of 95 %, over
 users and seeds. FedPC (Frozen) has the training of FedPC. Rates were tuned on validation data, {trials} trials a
-method."""
+method, each of {few} rounds with at most {lines} utterances a user and a seed of its own."""
 COLUMNS = {
     "own": "own", "other": "another user's", "stranger": "another user's, no common context",
     "anybody": "anybody's (psi_0)", "wrong": "another of its contexts",
@@ -50,6 +50,7 @@ def write(folder: Path, output: Path) -> None:
         "## Table 2: withheld users": _table(folder, "withheld"),
         "## Do users and contexts carry anything?": _crossed(folder), "## Table 3 and memory": _costs(folder),
         "## SmolLM2-135M": _smollm2(folder), "## Under privacy": _private(folder),
+        "## Generated examples": _examples(folder),
     }  # fmt: skip
     if not any(parts.values()):
         raise UserError(f"{folder} holds no finished part: python -m benchmarks.fedpc --help")
@@ -71,12 +72,12 @@ def _run(folder: Path) -> str:
     if known is None or rates is None:
         return ""
     stage = known["methods"][0]["stages"][-1]
-    most = re.search(r"most = (\d+)", (folder / "known/runs").glob("*/config.toml").__next__().read_text())
+    most, lines_tried = (_most(folder / part) for part in ("known", "rates"))
     trials = max(len(entry["tuning"]) for entry in rates["methods"])
     lines = [
         REDUCED.format(
-            rounds=stage["rounds"], steps=stage["steps"], most=most[1] if most else "all", seeds=len(known["seeds"]),
-            trials=trials,
+            rounds=stage["rounds"], steps=stage["steps"], most=most, seeds=len(known["seeds"]), trials=trials,
+            few=rates["methods"][0]["stages"][-1]["rounds"], lines=lines_tried,
         ),
         "", "| method | tried | chosen |", "| --- | --- | --- |",
     ]  # fmt: skip
@@ -85,6 +86,12 @@ def _run(folder: Path) -> str:
         lines.append(f"| {TITLES[entry['label']]} | {tried} | {_knobs(entry['chosen'])} |")
     lines += ["", *_paper_cost(folder / "known", known)]
     return "\n".join(lines)
+
+
+def _most(folder: Path) -> str:
+    """The most utterances of a user in a part's runs."""
+    found = re.search(r"most = (\d+)", next((folder / "runs").glob("*/config.toml")).read_text())
+    return found[1] if found else "all"
 
 
 def _knobs(values: dict[str, Any]) -> str:
@@ -172,7 +179,8 @@ def _costs(folder: Path) -> str:
     costs = json.loads(place.read_text())
     base, paper = costs["methods"]["fedpc"], PAPER["milliseconds"]
     lines = [
-        f"One process and one thread, {costs['pretrained']}, 15 texts of random words a batch, as long as TV lines. "
+        f"One process and one thread, float32, {costs['pretrained']}, 15 texts of random words a batch, as long as TV "
+        "lines; nothing below a head is remembered. "
         "Ratios to FedPC, the paper's in brackets. Processor time of a text is "
         f"{1000 * base['training']:.1f} ms in training and {1000 * base['testing']:.1f} ms in testing with FedPC.",
         "",
@@ -221,6 +229,15 @@ def _smollm2(folder: Path) -> str:
         lines += ["", "Own embedding against:", ""]
         lines += [f"- {COLUMNS[n]}: {change(c, own).text()}" for n, c in crossed[1].items() if n != "own"]
     return "\n".join(lines)
+
+
+def _examples(folder: Path) -> str:
+    """The paper's Table 4, from the page that lies in the run's folder."""
+    place = folder / "smollm2/runs/fedpc-seed0/examples.md"
+    if not place.exists():
+        return ""
+    told = "The paper's Table 4: its two characters, each in its own show and in the other, by the run above.\n\n"
+    return told + place.read_text().partition("\n")[2].strip()
 
 
 def _private(folder: Path) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bespoke.analysis.analyze import Analyses, Wanted
 from bespoke.analysis.reopened import reopened
+from bespoke.cli.console import print_error
 from bespoke.cli.progress import Bars
 from bespoke.errors import UserError
 from bespoke.experiment.choosing import QueryScores
@@ -38,14 +43,15 @@ def comparison(part: str, asked: argparse.Namespace) -> Comparison:
     found.methods = tuple(name for name in found.methods if name in METHODS)
     if part == "rates":
         found.tune, found.seeds, found.rounds = True, (100,), 4
-        options["most"], base = 200, {**base, "cohort": {"size": 10}}
+        options["most"], base = 150, {**base, "cohort": {"size": 10}}
     elif part == "withheld":
         base = {**base, "split": {"protocol": "cross-device"}}
     elif part == "seasons":
         found.methods, options["contexts"] = ("fedpc", "shared-prefix"), "season"
     elif part == "smollm2":
         found.methods, found.seeds, found.rounds = ("fedpc", "shared-prefix"), (0,), 4
-        options["most"], base = 100, {**base, "model": {**base["model"], "pretrained": "smollm2"}}
+        options["most"] = 60
+        base = {**base, "cohort": {"size": 10}, "model": {**base["model"], "pretrained": "smollm2"}}
     elif part == "private":
         found.methods, found.seeds, base = ("fedpc", "shared-prefix"), (0,), {**base, **PRIVATE}
     options["most"] = asked.most or options["most"]
@@ -81,20 +87,36 @@ def run(part: str, asked: argparse.Namespace) -> None:
     with Bars(f"FedPC: {part}") as bars, bars.stopping() as stop:
         made.progress, made.stop = bars, stop
         folder = made.run()
-    runs = {(name, seed): folder / "runs" / f"{name}-seed{seed}" for name in made.methods for seed in made.seeds}
-    with Bars(f"FedPC: {part}, analyses") as bars, bars.stopping() as stop:
-        told = {"lenient": True, "progress": bars, "stop": stop}
-        if part in ("known", "withheld"):
-            tuned = tuple(path for (name, _), path in runs.items() if name != "shared-prefix")
-            Analyses(tuned, Wanted(numbers=NUMBERS), **told).run()
-            for (name, _), path in runs.items():
-                if name == "fedpc":
-                    untuned(path)
-        if part not in ("rates", "private"):  # of other methods one seed: what is asked is asked of FedPC
-            first = made.seeds[0] if part == "known" else None
-            crossed = tuple(p for (name, seed), p in runs.items() if name == "fedpc" or seed == first)
-            Analyses(crossed, Wanted(crossed=True), **told).run()
+    tasks = analyses(part, made)
+    with ProcessPoolExecutor(max(min(asked.jobs, len(tasks)), 1), get_context("spawn")) as pool:
+        for task, done in {task: pool.submit(analyzed, *task) for task in tasks}.items():
+            done.result()
+            print_error(f"{part}: {task[0].name} analyzed")
     write_report([folder], folder / "report.html")
+
+
+def analyses(part: str, made: Comparison) -> list[tuple[Path, Wanted, bool]]:
+    """For each run what is asked of it, and whether FedPC (Frozen) is to be made of it."""
+    if part in ("rates", "private"):
+        return []
+    found = []
+    tables = part in ("known", "withheld")
+    for seed, name in itertools.product(made.seeds, made.methods):
+        numbers = NUMBERS if tables and name != "shared-prefix" else ()
+        # of other methods one seed: what is asked of users and contexts is asked of FedPC
+        crossed = name == "fedpc" or (part == "known" and name != "shared-prefix" and seed == made.seeds[0])
+        if numbers or crossed:
+            path = made.folder / "runs" / f"{name}-seed{seed}"
+            found.append((path, Wanted(numbers=numbers, crossed=crossed), tables and name == "fedpc"))
+    return found
+
+
+def analyzed(path: Path, wanted: Wanted, frozen: bool) -> None:
+    """Analyze a run, in a process of its own and with one thread, as it was trained."""
+    torch.set_num_threads(1)
+    Analyses((path,), wanted).run()
+    if frozen:
+        untuned(path)
 
 
 def untuned(path: Path) -> None:

@@ -166,9 +166,8 @@ class Analyses:
             jobs.append(_Job("smaller-tests", asked, partial(check_smaller, run), lambda c: smaller_tests(run, c, cut)))
         if numbers := wanted.numbers:
             asked = {"numbers": list(numbers)}
-            jobs.append(
-                _Job("examples", asked, partial(check_examples, run), lambda c: number_of_examples(run, c, numbers))
-            )
+            without = partial(number_of_examples, run, numbers)
+            jobs.append(_Job("examples", asked, partial(check_examples, run), without_models=without))
         for text in wanted.sweeps or (_own_sweeps(run) if every else ()):
             _, knob, values = parse_sweep(text)
             asked = {"knob": knob, "values": list(values)}

@@ -14,7 +14,7 @@ from bespoke.analysis.measured import measured
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import Fewer
 from bespoke.errors import UserError
-from bespoke.experiment.choosing import Chosen
+from bespoke.experiment.choosing import Chosen, Floats
 from bespoke.method import Method
 
 
@@ -61,24 +61,22 @@ def fewer_examples(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(numbers, table of clients) with each fraction of the examples to adapt on."""
     cuts = {fraction: (fraction, 0, f"{100 * fraction:g} % of the examples") for fraction in fractions}
-    return _with_fewer(run, found, "fraction", cuts)
+    return _with_fewer(run, run.shared(found), "fraction", cuts)
 
 
-def number_of_examples(
-    run: Finished, found: Candidates, numbers: tuple[int, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def number_of_examples(run: Finished, numbers: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(numbers, table of clients) with at most so many examples to adapt on; 0: all."""
     cuts = {most: (1.0, most, f"{most or 'all'} examples") for most in numbers}
-    return _with_fewer(run, found, "most", cuts)
+    return _with_fewer(run, run.shared(), "most", cuts)
 
 
 def _with_fewer(
-    run: Finished, found: Candidates, name: str, cuts: dict[Any, tuple[float, int, str]]
+    run: Finished, shared: Floats, name: str, cuts: dict[Any, tuple[float, int, str]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores the personal models for each cut (fraction, maximum, words); `name` is the cut's key in the record."""
     method, experiment = run.method, run.experiment
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
-    shared, chosen = run.shared(found), run.chosen()
+    chosen = run.chosen()
     points, columns = [], []
     for key, (fraction, most, what) in cuts.items():
         cut = Fewer.sample(support, fraction, experiment.seed, most)

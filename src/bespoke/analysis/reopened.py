@@ -243,11 +243,11 @@ class Finished:
         metric, lower = self.experiment.metric, self.experiment.lower_is_better
         return accepted(picked, rule, found.own, support.sizes(self.clients), self.clients, metric, lower)
 
-    def shared(self, found: Candidates) -> Floats:
+    def shared(self, found: Candidates | None = None) -> Floats:
         """What the clients would have without personalization: the value that makes "hurt".
 
-        The first candidate; or, where that is nobody's model (local training, clusters), the run of fedavg of the same
-        seed in the same comparison.
+        The first candidate, by its scores or, without them, as the run has recorded it; or, where that is nobody's
+        model (local training, clusters), the run of fedavg of the same seed in the same comparison.
         """
         metric = self.experiment.metric
         sibling = self.path.parent / f"fedavg-seed{self.experiment.seed}"
@@ -260,6 +260,9 @@ class Finished:
                 ids = [self.experiment.population.ids[c] for c in self.clients]
                 values: Floats = table[f"query_{metric}"].reindex(ids).to_numpy(float)
                 return values
+        if found is None:
+            recorded: Floats = self.table()[f"baseline_{metric}"].to_numpy(float)
+            return recorded
         return found.query.at(Chosen(0, {}), metric)
 
 

@@ -10,7 +10,6 @@ what is remembered, is float32.
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -32,7 +31,7 @@ from bespoke.tensors import Params
 
 BUCKET = 32  # rows of about the same length that are computed together
 NOTHING = -1  # a target that does not count
-MEMORY = 2**28  # bytes of representations without a prefix that a process keeps
+MEMORY = 2**28  # bytes of representations without a prefix that a process keeps; 0: none, texts are read in batches
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class FrozenLM(Network):
     def seen(self, x: Tensor, targets: Tensor, prefix: Tensor | None = None) -> Tensor:
         """The representation before the last layer where there is a target: (rows, length, width).
 
-        Without a prefix it depends on the texts alone: of rows that come again in the same buckets it is remembered.
+        Without a prefix it depends on the texts alone: of those that come again it is remembered.
         """
         prefix = torch.zeros(len(x), 0, self.width) if prefix is None else prefix
         return _computed(self._seen, prefix, x, targets)
@@ -129,29 +128,34 @@ class FrozenLM(Network):
     @torch.no_grad()
     def _seen(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         seen = torch.zeros(*targets.shape, self.width)
-        for rows, long in buckets(targets):
-            compute = _body if prefix.shape[1] else _MEMORY.computed
-            seen[rows, :long] = compute(self.pretrained, prefix[rows], x[rows, :long])
+        if prefix.shape[1] or not MEMORY:
+            for rows, long in buckets(targets):
+                seen[rows, :long] = _body(self.pretrained, prefix[rows], x[rows, :long])
+            return seen
+        for row, long in enumerate(lengths(targets).tolist()):
+            if long:
+                seen[row, :long] = _MEMORY.computed(self.pretrained, x[row, :long])
         return seen
 
 
 class _Memory:
-    """Representations by the bucket that they were computed of; the least recently used are dropped.
+    """Representations of texts without a prefix; the least recently used are dropped.
 
-    A bucket is kept as a whole, for what a row's company is changes its rounding, and a resumed run has to agree.
+    A text is computed by itself: what else is in a batch would change its rounding, and what is found here must not
+    depend on what was computed before. It takes half as long again as in a batch, once.
     """
 
     def __init__(self) -> None:
         self.held: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
         self.bytes = 0
 
-    def computed(self, name: str, prefix: Tensor, x: Tensor) -> Tensor:
-        digest = hashlib.blake2b(x.cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
-        key = name, x.device, tuple(x.shape), x.dtype, torch.get_num_threads(), digest
+    def computed(self, name: str, x: Tensor) -> Tensor:
+        """The representation of one text: (length, width)."""
+        key = name, x.device, x.dtype, torch.get_num_threads(), x.cpu().numpy().tobytes()
         if key in self.held:
             self.held.move_to_end(key)
             return self.held[key]
-        found = self.held[key] = _body(name, prefix, x)
+        found = self.held[key] = _body(name, torch.zeros(1, 0, _words(name).shape[1]), x[None])[0]
         self.bytes += found.nbytes
         while self.bytes > MEMORY:
             self.bytes -= self.held.popitem(last=False)[1].nbytes
@@ -161,14 +165,18 @@ class _Memory:
 _MEMORY = _Memory()
 
 
+def lengths(targets: Tensor) -> Tensor:
+    """How far each row has something to predict."""
+    return ((targets != NOTHING) * torch.arange(1, targets.shape[1] + 1)).amax(1)
+
+
 def buckets(targets: Tensor) -> Iterator[tuple[Tensor, int]]:
     """Rows of about the same length that have something to predict, and the length of the longest of them."""
-    counted = targets != NOTHING
-    lengths = (counted * torch.arange(1, targets.shape[1] + 1)).amax(1)
-    order = lengths.argsort(stable=True)[(lengths == 0).sum() :]
+    long = lengths(targets)
+    order = long.argsort(stable=True)[(long == 0).sum() :]
     for begin in range(0, len(order), BUCKET):
         rows = order[begin : begin + BUCKET]
-        yield rows, int(lengths[rows[-1]])
+        yield rows, int(long[rows[-1]])
 
 
 def _words(name: str) -> Tensor:

@@ -42,6 +42,8 @@ from bespoke.runs.run_callbacks import RunCallbacks
 from bespoke.runs.shared_stages import look_up, share
 from bespoke.tensors import Params, Tree
 
+SAVING = 10  # times as long as a checkpoint takes, a run goes on before the next
+
 
 @dataclass
 class Run:
@@ -194,7 +196,7 @@ class Run:
         samplers = [self._cohorts(place, server, period.split.train) for period in experiment.periods]
         if begin == 0:
             self._log(engine, place, method, 0, None, None, server)
-        saved = time.monotonic()
+        saved, wait = time.monotonic(), self.checkpoint_seconds
         next_draw = samplers[experiment.period(place, begin + 1)].draw(begin + 1)
         for number in range(begin + 1, rounds + 1):
             if self._enough(stage, server):
@@ -224,10 +226,13 @@ class Run:
             self.after_round(place, number)
             begin, stopping = number, self.stop()
             ended = last or self._enough(stage, server)
-            if stopping or (time.monotonic() - saved > self.checkpoint_seconds and not ended):
+            if stopping or (time.monotonic() - saved > wait and not ended):
+                writing = time.monotonic()
                 self._save(engine, place, number, server)
                 self.run_callbacks.saved(number)
                 saved = time.monotonic()
+                # heads of many clients are gigabytes: saving takes a tenth of the time at most
+                wait = max(self.checkpoint_seconds, SAVING * (saved - writing)) if self.checkpoint_seconds else 0.0
             if stopping:
                 raise Interrupted(f"stopped after round {number} of {rounds}")
             if ended:
