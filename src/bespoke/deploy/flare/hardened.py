@@ -16,12 +16,14 @@ from typing import Any, Literal, get_args
 from bespoke.errors import UserError
 
 Role = Literal["hub", "site"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 EXECUTOR = "bespoke.deploy.flare.executor.SiteExecutor"  # the only class that a job may name at a site
 CONTROLLER = "bespoke.deploy.flare.controller.HubController"  # and at the hub
 ADMIN = "project_admin"  # who submits jobs; the other roles look
 LOOKERS = ("org_admin", "lead", "member")
 HEARTBEAT = 10.0  # seconds between signs of life of a site (FLARE's own default)
+ANSWER = 10.0  # seconds that a sign of life may be under way before it is sent again (FLARE: 30)
 GONE = 45.0  # seconds without one after which a site is no longer counted
 
 # Rights that nobody has: code of one's own in a job, a shell, restarts and settings from afar.
@@ -55,7 +57,7 @@ def resources(role: Role, kit: Path) -> dict[str, Any]:
             **common,
             "class_allow_list": [EXECUTOR],
             "allow_log_streaming": False,  # a site's log does not travel
-            "client": {"retry_timeout": 30, "compression": "Gzip"},
+            "client": {"retry_timeout": 30, "compression": "Gzip", "maint_msg_timeout": ANSWER},
             "components": [
                 _component("resource_manager", "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
                            gpu),
@@ -63,6 +65,7 @@ def resources(role: Role, kit: Path) -> dict[str, Any]:
                            "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
                 {"id": "process_launcher", "path": f"{launcher}.client_process_launcher.ClientProcessJobLauncher",
                  "args": {}},
+                {"id": "guard", "path": "bespoke.deploy.flare.guard.Guard", "args": {}},
             ],
         }  # fmt: skip
     stored = "app_common.storages.filesystem_storage.FilesystemStorage"
@@ -122,7 +125,7 @@ def expected(role: Role, kit: Path) -> dict[str, dict[str, Any]]:
 
 def role_of(kit: Path) -> Role:
     """Whether a kit is a hub's or a site's."""
-    for role in get_args(Role):
+    for role in ROLES:
         if (kit / "startup" / STARTUP[role][0]).is_file():
             return role
     raise UserError(f"{kit} is no kit: it has no startup/fed_server.json and no startup/fed_client.json")

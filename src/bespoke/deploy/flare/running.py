@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bespoke.deploy.flare.hardened import Role, check_kit
+from bespoke.deploy.flare.hardened import HEARTBEAT, Role, check_kit
 from bespoke.deploy.flare.installed import require_flare
 from bespoke.errors import UserError
 
@@ -126,10 +126,11 @@ def start(kit: Path, wait: float | None = 60.0) -> Running:
     own = Path(kit / "tmp")  # where FLARE unpacks jobs; not for other users
     own.mkdir(mode=0o700, exist_ok=True)
     settings = ["secure_train=true", f"org={_org(kit, role)}", "config_folder=config"]
+    settings += [f"uid={name}", f"heart_beat_interval={HEARTBEAT}"] if role == "site" else []
     command = [
         sys.executable, "-u", "-m", f"nvflare.private.fed.app.{PROGRAMS[role]}", "-m", str(kit),
         "-s", f"fed_{'server' if role == 'hub' else 'client'}.json",
-        "--set", *settings, *([f"uid={name}"] if role == "site" else []),
+        "--set", *settings,
     ]  # fmt: skip
     log = kit / "log.txt"
     held = log.stat().st_size if log.exists() else 0
