@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from attackers import FLARES, IDLE, edit, job, knock, loosen, start_unchecked, wait_until
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from bespoke.deploy.flare import authority as authority_module
@@ -25,6 +24,7 @@ from bespoke.deploy.flare.kit import write_admin
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.roster import STRANGER, TWICE, notices
 from bespoke.deploy.flare.running import Running, session, sites_of
+from deploy.attackers import FLARES, IDLE, edit, job, knock, loosen, start_unchecked, wait_until
 
 
 def output(project: Loopback, name: str = "hub") -> str:
