@@ -19,7 +19,8 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 
 from bespoke.deploy.flare import authority as authority_module
-from bespoke.deploy.flare.authority import Authority, pem, read_key
+from bespoke.deploy.flare.authority import Authority
+from bespoke.deploy.flare.keys import pem, read_key
 from bespoke.deploy.flare.kit import write_admin
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.roster import STRANGER, TWICE, notices

@@ -13,6 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from bespoke.deploy.flare.keys import common_name, key_fingerprint, read_key
 from bespoke.errors import UserError
 
 Role = Literal["hub", "site"]
@@ -151,17 +155,17 @@ def check_kit(kit: Path) -> Role:
             raise UserError(
                 f"{path} can be read by other users of this machine; make it private with: chmod go= {path}"
             )
-    check_certificate(kit / "startup", STARTUP[role][1], STARTUP[role][2])
+    named = _check_certificate(kit / "startup", STARTUP[role][1], STARTUP[role][2])
+    said = _json(kit / "startup" / STARTUP[role][0])
+    name = said["client"]["fqsn"] if role == "site" else said["servers"][0]["admin_server"]
+    if name != named:
+        raise UserError(f"{kit / 'startup' / STARTUP[role][0]} says {name!r}, but the certificate is for {named!r}")
     return role
 
 
-def check_certificate(startup: Path, certificate: str, key: str) -> None:
-    """Refuses a certificate that is not of the kit's authority, not valid today or not of the kit's key."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
-    from bespoke.deploy.flare.authority import key_fingerprint, read_key
-
+def _check_certificate(startup: Path, certificate: str, key: str) -> str:
+    """Refuses a certificate that is not of the kit's authority, not valid today or not of the kit's key; returns whom
+    it names."""
     root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
     own = x509.load_pem_x509_certificate((startup / certificate).read_bytes())
     now = datetime.now(UTC)
@@ -178,6 +182,7 @@ def check_certificate(startup: Path, certificate: str, key: str) -> None:
         raise UserError(f"{startup / certificate} is not signed by {startup / 'rootCA.pem'}") from None
     if key_fingerprint(read_key(startup / key).public_key()) != key_fingerprint(own.public_key()):
         raise UserError(f"{startup / key} is not the key of {startup / certificate}")
+    return common_name(own.subject)
 
 
 def _component(name: str, path: str, args: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
 from bespoke.deploy.flare.hardened import HEARTBEAT, Role, check_kit
-from bespoke.deploy.flare.installed import require_flare
 from bespoke.errors import UserError
-
-require_flare()
-
-import psutil  # noqa: E402
 
 PROGRAMS = {"hub": "server.server_train", "site": "client.client_train"}
 READY = {"hub": "Server started", "site": "Successfully registered client"}
@@ -182,9 +181,6 @@ def sites_of(opened: Any) -> list[str]:
 
 def _org(kit: Path, role: Role) -> str:
     """The organization in the kit's certificate."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     own = x509.load_pem_x509_certificate(
         (kit / "startup" / ("server.crt" if role == "hub" else "client.crt")).read_bytes()
     )
