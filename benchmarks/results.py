@@ -40,6 +40,7 @@ a claim of a paper does not hold here, that is said beside it, with what differs
 "Still improving" is about validation curves: the order of methods means something only where they are flat. A table
 that does not say it is older than this check, and so are the verdicts beside it.
 """
+SEEDS = r" --set compare\.seeds=\S+?(?=[ `]|$)"
 
 
 def chapters(runs: Path) -> list[str]:
@@ -98,11 +99,14 @@ def _chapters(text: str) -> list[str]:
 
 
 def _sections(chapter: str) -> dict[str, str]:
-    """The head of a chapter and its sections, by first line; two experiments on the same data by their command."""
+    """The head of a chapter and its sections, by first line; two experiments on the same data by their command.
+
+    The number of seeds makes no other experiment.
+    """
     found = {}
     for text in re.split(r"^(?=### )", chapter, flags=re.MULTILINE):
         command = re.search("^Command:.*", text, flags=re.MULTILINE) if text.startswith("### ") else None
-        found[text.partition("\n")[0] + (command[0] if command else "")] = text
+        found[text.partition("\n")[0] + (re.sub(SEEDS, "", command[0]) if command else "")] = text
     return found
 
 

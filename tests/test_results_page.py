@@ -51,6 +51,16 @@ def test_only_what_was_run_again_changes(results: Any) -> None:
     assert results.merged(OLD, new) == OLD.replace("\n2\n", "\n20\n")
 
 
+def test_fewer_seeds_are_the_same_experiment(results: Any) -> None:
+    command = "Command: `large --set compare.seeds=1`"
+    new = f"# Results\n\nLead.\n\n## A\n\nAbout A.\n\n### Same data\n\n{command}\n\n20\n\n"
+    assert results.merged(OLD, new) == OLD.replace("Command: `large`\n\n2\n", f"{command}\n\n20\n")
+    other = new.replace("compare.seeds=1", "cohort.size=50")
+    assert results.merged(OLD, other) == OLD.replace(
+        "## B", "### Same data\n\nCommand: `large --set cohort.size=50`\n\n20\n\n## B"
+    )
+
+
 def test_what_is_new_goes_to_the_end_of_its_chapter(results: Any) -> None:
     new = "# Results\n\nLead.\n\n## A\n\nAbout A, again.\n\n### More\n\n4\n\n## C\n\n5"
     found = results.merged(OLD, new)

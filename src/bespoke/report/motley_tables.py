@@ -134,7 +134,8 @@ def _of_method(
     runs = [run for run in study.runs if run.label == method.label]
     if math.isfinite(gain := improvement(runs, summary.metric, summary.lower_is_better)):
         lines.append(line("still improving on validation", text=in_words(gain)))
-    mine = dict.fromkeys(CONCERNS.get(concern.kind, concern.kind) for concern in found if concern.label == method.label)
+    kinds = [concern.kind for concern in found if concern.label == method.label]
+    mine = dict.fromkeys(CONCERNS.get(kind, kind) for kind in kinds if kind != "convergence")  # its line stands above
     if mine:
         lines.append(line("practical concerns", text="; ".join(mine)))
     return lines
