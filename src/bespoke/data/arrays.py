@@ -36,7 +36,7 @@ from bespoke.errors import UserError
 from bespoke.randomness import client_keys
 from bespoke.storage import write_arrays, write_text
 
-Kind = Literal["regression", "classification"]
+Targets = Literal["regression", "classification"]
 Array = NDArray[Any]
 RESERVED = ("x", "y", "mask", "draw", "kind", "context", "time", "unit", "role", "since", "until")  # columns' names
 CHANNELS = (1, 3)  # of an image
@@ -47,7 +47,7 @@ MOST_IN_MEMORY = 2**28  # bytes of a population on disk whose rows stay in memor
 def population(
     data: Any,
     *,
-    task: Kind | None = None,
+    task: Targets | None = None,
     client: str | Sequence[Any] | None = None,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
@@ -117,7 +117,7 @@ class write_population:
     """
 
     def __init__(
-        self, folder: str | Path, *, task: Kind, features: Sequence[str] | None = None, name: str = "own data"
+        self, folder: str | Path, *, task: Targets, features: Sequence[str] | None = None, name: str = "own data"
     ) -> None:
         if task not in ("regression", "classification"):
             raise UserError(f"write_population(task={task!r}): it has to be 'regression' or 'classification'")
@@ -218,7 +218,7 @@ class _First:
     columns: dict[str, Array]  # what is written of this row
 
 
-def _about(name: str, task: Kind, more: dict[str, Any]) -> About:
+def _about(name: str, task: Targets, more: dict[str, Any]) -> About:
     table = more["input"] == "table"
     about: About = {
         "name": name,
@@ -407,7 +407,7 @@ def _check(who: str, inputs: Array, targets: Array, first: str, like: Array) -> 
         raise UserError(f"client {who!r} has x of {inputs.dtype}, which are no numbers")
 
 
-def _inferred(targets: Array) -> Kind:
+def _inferred(targets: Array) -> Targets:
     if targets.dtype.kind in "OUSb":
         return "classification"
     if targets.dtype.kind == "f" and not np.array_equal(targets, np.round(targets)):

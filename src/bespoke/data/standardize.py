@@ -24,13 +24,13 @@ from bespoke.data.splits import Train
 from bespoke.data.tables.schema import Statistics
 from bespoke.errors import UserError, unknown
 
-How = Literal["global", "client", "none"]
+Scope = Literal["global", "client", "none"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 def standardize(
-    population: Population, train: Train, how: How, target: bool, given: Statistics | None = None
+    population: Population, train: Train, how: Scope, target: bool, given: Statistics | None = None
 ) -> Population:
     """A new population with standardized features (and target); splits have to be made of it anew.
 
@@ -81,7 +81,7 @@ class Scaling:
     note: str = ""
 
     @classmethod
-    def of(cls, population: Population, train: Train, how: How, given: Statistics) -> Scaling:
+    def of(cls, population: Population, train: Train, how: Scope, given: Statistics) -> Scaling:
         """From training rows alone, but for what is given."""
         width = population.columns["x"].shape[1]
         numeric = np.flatnonzero(population.about.get("numeric", []))
@@ -152,7 +152,7 @@ def _added(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def client_scaling(
-    population: Population, train: Train, how: How, client: int, given: Statistics | None = None
+    population: Population, train: Train, how: Scope, client: int, given: Statistics | None = None
 ) -> tuple[Tensor, Tensor]:
     """Mean and deviation by which one client's features were standardized; empty if they were not."""
     if how == "none" or not is_table(population):
@@ -162,7 +162,7 @@ def client_scaling(
     return torch.from_numpy(scaling.mean[place]), torch.from_numpy(scaling.deviation[place])
 
 
-def pools(population: Population, train: Train, how: How) -> bool:
+def pools(population: Population, train: Train, how: Scope) -> bool:
     """Whether statistics of all clients' features are needed."""
     return how == "global" or (how == "client" and len(_untrained(population, train)) > 0)
 

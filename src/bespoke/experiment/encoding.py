@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Train
-from bespoke.data.standardize import How, is_table, pools
+from bespoke.data.standardize import Scope, is_table, pools
 from bespoke.data.tables.features import encode, learned
 from bespoke.data.tables.schema import Column, Schema, Statistics, Target
 from bespoke.data.texts import vocabulary as texts
 from bespoke.digests import read_json
-from bespoke.privacy.accountant import Kind, Spent, calibrated
+from bespoke.privacy.accountant import Participation, Spent, calibrated
 from bespoke.privacy.noise import keyed_normal, secret_normal
 from bespoke.privacy.release import Learner, Release, keep_words, words_file
 from bespoke.privacy.settings import PrivacyConfig
@@ -46,10 +46,10 @@ WORDS = (
 class EncodingRules:
     """What an experiment must learn from the data."""
 
-    how: How
+    how: Scope
     target: bool  # the target is standardized
     privacy: PrivacyConfig | None = None
-    kind: Kind = "known"  # the kind of participation, which defines neighbours
+    kind: Participation = "known"  # the kind of participation, which defines neighbours
     key: str = ""  # identifies this split of these data
     store: Path | None = None  # the file of a release
     pretrained: str = ""  # the model whose tokens are used

@@ -14,13 +14,13 @@ from bespoke.data.periods import Period, periods
 from bespoke.data.population import Population
 from bespoke.data.sources.formats.topics import grouped
 from bespoke.data.splits import Reporting, Rows, Selection, Split, Train, cross_device, cross_silo
-from bespoke.data.standardize import How, standardize
+from bespoke.data.standardize import Scope, standardize
 from bespoke.data.tables.schema import Statistics
 from bespoke.errors import UserError
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.experiment.encoding import EncodingRules, encoded
 from bespoke.federation.batches import columns_of
-from bespoke.privacy.accountant import Kind
+from bespoke.privacy.accountant import Participation
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.randomness import uniform
 from bespoke.tensors import Params
@@ -36,7 +36,7 @@ class Prepared:
     population: Population
     split: Split
     plain: Population  # encoded, not standardized
-    scales: tuple[How, Statistics]  # the kind of standardization, and the given means and deviations
+    scales: tuple[Scope, Statistics]  # the kind of standardization, and the given means and deviations
     earlier: tuple[Period, ...] = ()
 
 
@@ -84,7 +84,7 @@ def few_rows(train: Train) -> Params:
     return {name: population.columns[name][found] for name in columns_of(population)}
 
 
-def _kind(config: ExperimentConfig, privacy: PrivacyConfig, trained: int) -> Kind:
+def _kind(config: ExperimentConfig, privacy: PrivacyConfig, trained: int) -> Participation:
     """The kind of participation, before stages are known. A stage with more participants costs no more."""
     cohort, asked = config.cohort, config.cohort.sampling
     everyone = asked not in ("poisson", "uniform") or cohort_size(config, trained) >= trained

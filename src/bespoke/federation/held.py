@@ -6,7 +6,6 @@ chunk's messages at a time. Here it holds its whole share of the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.messages.robust.attack import colluding, little, replaced
-from bespoke.messages.robust.exchange import Combined, Rule, answer, combine
+from bespoke.messages.robust.exchange import Ask, Combined, Rule, answer, combine
 from bespoke.messages.robust.message import Form, Messages
 from bespoke.method import Method
 from bespoke.tensors import Tree, tree_map
-
-Ask = Callable[..., list[Tree]]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from bespoke.tensors import Params, Tree, flatten, take, unflatten
 
 Ints = NDArray[np.int64]
 Answers = dict[int, bytes]  # by client
-Ask = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, message to each client) -> answer of each
+AskClients = Callable[[str, dict[int, Any]], dict[int, Any]]  # (step, message to each client) -> answer of each
 HELD = 2**28  # bytes of masked numbers that are requested at a time
 
 
@@ -120,7 +120,7 @@ class SecureSums:
         groups = ((row, contacted[rows == row]) for row in np.unique(rows).tolist())
         return [(row, members, members[np.isin(members, reported)]) for row, members in groups]
 
-    def add_up(self, ask: Ask, contacted: Ints, ready: Ints, rows: Ints | None, many: int) -> Summed:
+    def add_up(self, ask: AskClients, contacted: Ints, ready: Ints, rows: Ints | None, many: int) -> Summed:
         """The sums of the clients that are ready to send, with a row for each of `many` groups if there are groups."""
         self.rounds += 1
         found = Summed()
@@ -146,7 +146,7 @@ class SecureSums:
         found.sums = unflatten(table)
         return found
 
-    def _enrol(self, ask: Ask, clients: Ints) -> None:
+    def _enrol(self, ask: AskClients, clients: Ints) -> None:
         """Introduces clients that take part for the first time. Between machines, certificates do this."""
         new = {client: name for client in clients.tolist() if (name := self.name(client)) not in self.directory}
         if new:
@@ -154,7 +154,7 @@ class SecureSums:
             self.directory |= met
             ask("directory", {0: met})
 
-    def _attempt(self, ask: Ask, members: Ints, answering: Ints, form: list[Any], found: Summed) -> Params:
+    def _attempt(self, ask: AskClients, members: Ints, answering: Ints, form: list[Any], found: Summed) -> Params:
         """Runs the protocol once. Clients of `members` that are not in `answering` send no numbers."""
         numbers = sum(int(np.prod(shape)) for _, shape, _ in form)
         names = [self.name(client) for client in members.tolist()]

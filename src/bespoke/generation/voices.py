@@ -25,14 +25,14 @@ from bespoke.runs.forgotten import without_forgotten
 from bespoke.statistics.folders import read_study
 from bespoke.tensors import Tree, take
 
-Kind = Literal["user", "anybody", "plain", "person"]
+VoiceKind = Literal["user", "anybody", "plain", "person"]
 
 
 @dataclass(frozen=True)
 class Voice:
     """A personal model in one context."""
 
-    kind: Kind
+    kind: VoiceKind
     user: str  # empty unless it is a user's or a person's
     context: str  # empty where the run has no contexts
     place: int  # of the context among the run's
@@ -149,7 +149,7 @@ class Voices:
         """The frozen model itself."""
         return self.voice("plain", "", self.home(""), {"prefix": torch.zeros(1, 0, self.network.width)})
 
-    def voice(self, kind: Kind, user: str, context: str, personal: Tree) -> Voice:
+    def voice(self, kind: VoiceKind, user: str, context: str, personal: Tree) -> Voice:
         place = self.contexts.index(context) if context else 0
         method = self.method
         if kind in ("anybody", "plain"):  # a method may see the model by a task of its own

@@ -32,9 +32,9 @@ from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Sent
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.parts.assignment import (
     ByKind,
+    HeadOnClient,
     OneHead,
     OnMap,
-    OwnHead,
     Prototypes,
     SelfOrganizingMap,
     liked_kind,
@@ -117,7 +117,7 @@ class FedEmbed(SharedModel):
             return Prototypes(self.task, self.margin, self.triplet_lr, self.triplets)
         if self.assignment == "type":
             return ByKind(self.task)
-        return OwnHead() if self.assignment == "personal" else OneHead()
+        return HeadOnClient() if self.assignment == "personal" else OneHead()
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         network, many, seed = self._task.network, self.heads.heads, setting.seed

@@ -167,7 +167,7 @@ def build_task(
 
 
 def _fitting(about: About) -> str:
-    """The name of a model for the rows of a source that asks for none."""
+    """The name of the default model for the rows of a source."""
     if about.get("input") == "image":
         small = "mlp" if min(plane(about)) < 16 else "cnn"
         return small if about["task"] == "classification" else "fedavg-cnn"
@@ -176,7 +176,7 @@ def _fitting(about: About) -> str:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    """Refuse an option that the model does not have, or a value that it cannot take."""
+    """Refuses an option that the model does not have, or a value that it cannot take."""
     kind: Any = _KINDS.get(name, Linear)
     known = ["l2", *(entry.name for entry in fields(kind) if entry.name not in GIVEN)]
     for option, value in options.items():

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from bespoke.models.networks import Assembled, ModuleNetwork
 from bespoke.tensors import Params
 
-LONGEST = 20  # characters of a word; the rest of a longer one is not read
+LONGEST = 20  # characters of a word that are read
 WIDTHS = range(1, 7)
 FILTERS = 25  # of width 1; in proportion for the others
 NOTHING, BEGIN, END, UNKNOWN, FIRST, LAST = range(6)  # characters that no word has; the last three are words themselves
@@ -25,7 +25,7 @@ CUTOFFS = (2_000, 10_000)  # of the adaptive softmax: where its second and third
 
 
 def spelled(words: tuple[str, ...]) -> tuple[Tensor, int]:
-    """The characters of all tokens (see data/words.py), a row a token, and how many different characters there are."""
+    """The characters of all tokens, one row per token, and the number of different characters."""
     letters = sorted({letter for word in words for letter in word[:LONGEST]})
     place = {letter: number for number, letter in enumerate(letters, start=LAST + 1)}
     rows = [[], *([place[letter] for letter in word[:LONGEST]] for word in words), [UNKNOWN], [FIRST], [LAST]]
@@ -46,7 +46,7 @@ class CharacterCNN(nn.Module):
         self.character = nn.Embedding(letters, character, padding_idx=NOTHING)
         self.filters = nn.ModuleList(nn.Conv1d(character, FILTERS * w, w) for w in WIDTHS)
         self.gate, self.transform = nn.Linear(width, width), nn.Linear(width, width)
-        nn.init.constant_(self.gate.bias, -2.0)  # at first the highway carries on what comes in
+        nn.init.constant_(self.gate.bias, -2.0)  # at first the highway passes its input on
         self.narrow = nn.Linear(width, embedding)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ class _TiedHead(nn.Module):
 
 
 class _AdaptiveHead(nn.Module):
-    """PyTorch's adaptive softmax (Grave et al. 2017), which wants frequent classes first.
+    """PyTorch's adaptive softmax (Grave et al. 2017), which needs frequent classes first.
 
-    Tokens are the padding, words by frequency, unknown, begin and end: the last three come first, then the rest.
+    Tokens are padding, words by frequency, unknown, begin and end. The classes are the last three, then the others.
     """
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
@@ -98,7 +98,7 @@ class _AdaptiveHead(nn.Module):
 
 @dataclass(frozen=True)
 class SpelledLSTM(ModuleNetwork):
-    """A character CNN and LSTM layers; subclasses say how the next word is predicted."""
+    """A character CNN and LSTM layers; subclasses predict the next word."""
 
     words: tuple[str, ...] = field(repr=False)
     embedding: int = 100
@@ -123,8 +123,8 @@ class SpelledLSTM(ModuleNetwork):
 class CharLSTM(SpelledLSTM):
     """The full softmax over the vocabulary.
 
-    With `tied` the words' own vectors are the rows of the last layer, above a layer that narrows to them: it has no
-    table of words at all, and computes the vectors of all words in every step.
+    With `tied`, the words' vectors are the rows of the last layer, above a layer of their width. There is no table of
+    words, and every step computes the vectors of all words.
     """
 
     tied: bool = False

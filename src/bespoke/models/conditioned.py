@@ -1,7 +1,7 @@
 """Networks that take an embedding of the client as a further input, and networks reduced to their last layer.
 
-FedEmbed joins an embedding e to a network's input and to its features. Beside a row of a table it stands as more
-columns; beside an image as one more channel, with e on its diagonal (Section 4 of the paper).
+FedEmbed joins an embedding e to a network's input and to its features. For a row of a table, e becomes further columns;
+for an image, one further channel with e on its diagonal (Section 4 of the paper).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bespoke.tensors import Params
 
 @dataclass(frozen=True)
 class Conditioned(Network):
-    """A network with room for an embedding: `wide` takes rows with it, the last layer takes features with it.
+    """A network with an embedding as further input of its first layers (`wide`) and of its last layer.
 
-    Its parameters are those of `wide` but for the last layer, one affine `head`, and the `embedding`.
+    Its parameters are those of `wide` without the last layer, one affine `head`, and the `embedding`.
     """
 
     plain: Network
@@ -46,11 +46,11 @@ class Conditioned(Network):
         return {**body, **head, "embedding": torch.full((self.size,), 0.5)}
 
     def new_head(self, outputs: int, seed: int) -> Params:
-        """A random affine layer above the joined features, begun as torch.nn.Linear does."""
+        """A random affine layer above the joined features, initialized like torch.nn.Linear."""
         return Linear(self.width + self.size, outputs).fresh(seed)
 
     def body(self, plain: Params, seed: int) -> Params:
-        """A body that begins with a plain network's parameters; what the embedding adds to them is drawn."""
+        """A body that starts with a plain network's parameters; the embedding's additional ones are drawn."""
         body = self.wide.fresh(seed)
         for name, wide in body.items():
             if name in plain:
@@ -83,8 +83,8 @@ def diagonal_channel(embedding: Tensor, plane: tuple[int, int]) -> Tensor:
 def _image_features(wide: ImageNetwork, params: Params, images: Tensor, embedding: Tensor) -> Tensor:
     """The features of images with the embedding for a further channel.
 
-    The channel is the same in all of a client's images and the first layer a convolution, which is linear: the channel
-    goes through it once and is added to every image. That saves the slope of every image's input on the way to e.
+    The channel is the same for all of a client's images, and the first layer is a convolution, which is linear. So the
+    channel is convolved once and added to every image, which saves the gradient of every image's input.
     """
     layers: Any = wide.body
     first, channels = layers[0], images.shape[1]
@@ -103,9 +103,9 @@ def _image_features(wide: ImageNetwork, params: Params, images: Tensor, embeddin
     return seen
 
 
-@cache  # building a module draws random numbers, which vmap does not allow: built once, before it
+@cache  # building a module draws random numbers, which vmap does not allow, so it is built once, before
 def conditioned(network: Any, size: int) -> Conditioned:
-    """A network with room for an embedding of this size."""
+    """The network with an embedding of this size."""
     named = {entry.name for entry in fields(network)}
     last = [p for name, p in network.init(0).items() if name.startswith(network.last_layer)]
     weight = next((p for p in last if p.dim() == 2), None)
@@ -129,7 +129,7 @@ def conditioned(network: Any, size: int) -> Conditioned:
 
 @dataclass(frozen=True)
 class LastLayer(Network):
-    """The last layer of a network by itself: its inputs are features."""
+    """The last layer of a network alone, whose inputs are features."""
 
     whole: Network
 

@@ -1,11 +1,11 @@
-"""A frozen causal language model: only embeddings that precede a text are learned.
+"""A frozen causal language model. Only embeddings before the text, the prefix, are learned.
 
-A row is fed as prefix, begin token, text; the prefix has one or more embeddings and may be another for every row. Rows
-of many clients are computed together, in buckets of rows of about the same length: under vmap the operations below see
-the rows of all clients as one batch, and rows that only pad are left out. Nothing of the frozen weights has a gradient.
+A row is fed as prefix, begin token, text. The prefix has one or more embeddings and may differ for every row. Rows of
+many clients are computed together, in buckets of similar length: under vmap, the operations below get the rows of all
+clients as one batch, without padding rows. The frozen weights have no gradients.
 
-In bfloat16 gradients are computed with a copy of the model in bfloat16, which halves what is read. What is scored, and
-what is remembered, is float32.
+In bfloat16, gradients are computed with a copy of the model in bfloat16, which halves memory reads. Scores and cached
+representations are float32.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bespoke.models.fast.token_loss import head_judged, head_slopes, low_product
 from bespoke.models.networks import Network
 from bespoke.tensors import Params
 
-BUCKET = 32  # rows of about the same length that are computed together
+BUCKET = 32  # rows of similar length that are computed together
 NOTHING = -1  # a target that does not count
-MEMORY = 2**28  # bytes of representations without a prefix that a process keeps; 0: none, texts are read in batches
+MEMORY = 2**28  # bytes of cached representations without a prefix, per process; 0: none, texts are read in batches
 
 
 @dataclass(frozen=True)
 class FrozenLM(Network):
-    """A pretrained model by name; its parameters are the prefix alone, a row for each context or one for all."""
+    """A pretrained model by name. Its parameters are the prefix alone, a row for each context or one for all."""
 
     pretrained: str
 
@@ -49,11 +49,11 @@ class FrozenLM(Network):
         return pretrained.facts(self.pretrained).width
 
     def init(self, seed: int) -> Params:
-        """The mean of all words' embeddings: a token that means nothing in particular."""
+        """The mean of all words' embeddings, as a neutral token."""
         return {"prefix": _words(self.pretrained).mean(0).reshape(1, 1, -1).clone()}
 
     def fresh(self, seed: int) -> Params:
-        """An embedding drawn like those of words."""
+        """A random embedding with the distribution of those of words."""
         words, generator = _words(self.pretrained), torch.Generator().manual_seed(seed)
         drawn = torch.randn(1, 1, words.shape[1], generator=generator)
         return {"prefix": words.mean(0) + words.std(0) * drawn}
@@ -67,7 +67,7 @@ class FrozenLM(Network):
         return _row_losses(self, prefix, x, targets)[0]
 
     def token_scores(self, prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
-        """Each token's loss, and 1 where the likeliest word is the target: (rows, length, 2)."""
+        """Each token's loss, and 1 if the likeliest word is the target: (rows, length, 2)."""
         return _computed(self._judged, prefix, x, targets)
 
     def hidden(self, prefix: Tensor, x: Tensor) -> Tensor:
@@ -75,9 +75,9 @@ class FrozenLM(Network):
         return _computed(self._hidden, prefix, x, torch.zeros_like(x))
 
     def seen(self, x: Tensor, targets: Tensor, prefix: Tensor | None = None) -> Tensor:
-        """The representation before the last layer where there is a target: (rows, length, width).
+        """The representation before the last layer at each target: (rows, length, width).
 
-        Without a prefix it depends on the texts alone: of those that come again it is remembered.
+        Without a prefix it depends on the texts alone, so it is cached for texts that return.
         """
         prefix = torch.zeros(len(x), 0, self.width) if prefix is None else prefix
         return _computed(self._seen, prefix, x, targets)
@@ -139,10 +139,10 @@ class FrozenLM(Network):
 
 
 class _Memory:
-    """Representations of texts without a prefix; the least recently used are dropped.
+    """A cache of representations of texts without a prefix; the least recently used are dropped.
 
-    A text is computed by itself: what else is in a batch would change its rounding, and what is found here must not
-    depend on what was computed before. It takes half as long again as in a batch, once.
+    A text is computed by itself: the other rows of a batch would change its rounding, and a cached value must not depend
+    on what was computed before. It takes half as long again as in a batch, once.
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ def lengths(targets: Tensor) -> Tensor:
 
 
 def buckets(targets: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Rows of about the same length that have something to predict, and the length of the longest of them."""
+    """Buckets of rows of similar length with targets, and the length of the longest row of each."""
     long = lengths(targets)
     order = long.argsort(stable=True)[(long == 0).sum() :]
     for begin in range(0, len(order), BUCKET):
@@ -185,12 +185,12 @@ def _words(name: str) -> Tensor:
 
 
 def _layer(name: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the last layer, which has to be one affine map."""
+    """Weight and bias of the last layer, which must be one affine map."""
     return _layer_on(name, pretrained.working_device())
 
 
 def _low_layer(name: str) -> tuple[Tensor, Tensor | None]:
-    """The same, its weight in bfloat16."""
+    """The same with the weight in bfloat16."""
     layer = pretrained.language_model(name, low=True).get_output_embeddings()
     return layer.weight, _layer(name)[1]
 
@@ -207,7 +207,7 @@ def _layer_on(name: str, device: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _body(name: str, prefix: Tensor, x: Tensor, low: bool = False) -> Tensor:
-    """The representation at each token of x; rows are padded behind, where a causal model does not look."""
+    """The representation at each token of x. Rows are padded at the end, which a causal model does not read."""
     model = pretrained.language_model(name, low)
     inputs = torch.cat([prefix, F.embedding(x.long(), _words(name))], 1)
     # of short texts the gradient of torch's fused attention takes three times as long in bfloat16 as that of its parts
@@ -218,11 +218,11 @@ def _body(name: str, prefix: Tensor, x: Tensor, low: bool = False) -> Tensor:
 
 
 class _RowLosses(torch.autograd.Function):
-    """Rows' losses with their slopes at the prefixes, which are computed at once: a loss alone is never wanted."""
+    """Rows' losses and their gradients in the prefixes, computed together because both are always used."""
 
     @staticmethod
     def forward(network: FrozenLM, prefix: Tensor, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        with working_on(prefix.device):  # vmap calls this where it is not known any more
+        with working_on(prefix.device):  # vmap calls this outside of the context
             return network._slopes(prefix, x, targets.long())
 
     @staticmethod
@@ -242,7 +242,7 @@ class _RowLosses(torch.autograd.Function):
 
 
 class _Computed(torch.autograd.Function):
-    """What a network computes of rows, of all clients together under vmap. Not differentiable."""
+    """A network's values for rows, computed for all clients together under vmap. Not differentiable."""
 
     @staticmethod
     def forward(compute: Callable[..., Tensor], prefix: Tensor, x: Tensor, targets: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ _computed: Callable[..., Tensor] = _Computed.apply
 
 
 def _together(info: Any, dims: tuple[int | None, ...], rows: tuple[Tensor, ...]) -> list[Tensor]:
-    """All clients' rows one after the other; what all clients share is repeated."""
+    """The concatenation of all clients' rows; shared values are repeated."""
     many = info.batch_size
     stacked = [r.expand(many, *r.shape) if dim is None else r.movedim(dim, 0) for dim, r in zip(dims, rows)]
     return [r.flatten(0, 1) for r in stacked]

@@ -1,7 +1,7 @@
 """The task of a frozen language model whose last layer is learned; all layers below it stay fixed.
 
-What the model makes of a text does not depend on the head, so that it is computed once for as long as it is remembered
-(models/frozen.py). Logits are held for some tokens at a time. A bias of the last layer is not learned.
+The representation of a text does not depend on the head, so it is computed once and cached (models/frozen.py). Memory
+holds the logits of some tokens at a time. A bias of the last layer is not learned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HeadLM(PrefixLM):
     """The next token of texts; `head` (heads, words, width) has one for each context (a batch's `context`), or one."""
 
     own_head = True
-    batches_clients = False  # a head for each client of a chunk would be too large: clients are run one by one
+    batches_clients = False  # a head for each client of a chunk would be too large, so clients are run one by one
 
     def with_head(self) -> PrefixLM:
         return self
@@ -35,7 +35,7 @@ class HeadLM(PrefixLM):
         return {"head": self.network.layer()[0][None].clone()}
 
     def fresh(self, seed: int) -> Params:
-        """The pretrained head with some noise: models that begin alike would stay alike."""
+        """The pretrained head with some noise, because models with the same start would stay the same."""
         head, generator = self.network.layer()[0][None], torch.Generator().manual_seed(seed)
         return {"head": head + 0.1 * head.std() * torch.randn(head.shape, generator=generator)}
 
@@ -43,7 +43,7 @@ class HeadLM(PrefixLM):
         return PrefixLM(self.network).work(x)
 
     def _heads(self, params: Params, batch: Params) -> list[tuple[Tensor, Tensor]]:
-        """Each head, and 1 for each row that it is for."""
+        """Each head, and a mask of its rows."""
         heads, mask = params["head"], batch["mask"]
         if len(heads) == 1:
             return [(heads.flatten(0, 1), torch.ones_like(mask))]  # a view: a gradient for it needs no copy
@@ -78,7 +78,7 @@ class HeadLM(PrefixLM):
         return torch.stack(said).sum(0)
 
     def judged(self, params: Params, rows: Params) -> Params:
-        """Each token's loss and whether it is the likeliest; those that are given are not looked at."""
+        """Each token's loss and whether it is the likeliest; given tokens are skipped."""
         bias, pieces = self.network.layer()[1], []
         for block in cut(rows, ITEMS // rows["x"].shape[-1]):
             targets = self._targets(self.scored_rows(block))

@@ -16,7 +16,7 @@ from bespoke.models.own_metric import Metric
 from bespoke.models.task import BaseTask, cut, joined, log_mixture, shares
 from bespoke.tensors import Params
 
-ITEMS = 2**12  # tokens whose features are held at once where outputs are not written down
+ITEMS = 2**12  # tokens whose features are in memory at once if outputs are not stored
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LanguageModel(BaseTask):
         return (batch["y"] != self.padding).float() * batch["mask"][..., None]
 
     def items(self, params: Params, batch: Params) -> tuple[Tensor, Tensor, Tensor]:
-        """Every token is an item, but for padding."""
+        """Every token except padding is an item."""
         return self.features(params, batch).flatten(0, 1), batch["y"].flatten(), self._tokens(batch).flatten()
 
     def chosen(self, outputs: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class LanguageModel(BaseTask):
         return self._penalized(total / tokens.sum().clamp(min=1.0), params)
 
     def _total(self, params: Params, features: Tensor, y: Tensor, tokens: Tensor) -> Tensor | None:
-        """The sum of the tokens' losses, of those that count and in place, which torch.func cannot do."""
+        """The sum of the tokens' losses, without padding and in place, which torch.func cannot do."""
         layer = self.network.output_layer(params)
         if layer is not None:
             return head_loss(self.network.before_output(params, features), *layer, y.flatten(), tokens.flatten())
@@ -76,7 +76,7 @@ class LanguageModel(BaseTask):
     def descend(
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
     ) -> Params | None:
-        """Plain SGD on one client, without writing down the head's gradient, which is most of a large vocabulary's."""
+        """Plain SGD on one client without storing the head's gradient, the largest part with a large vocabulary."""
         plain = isinstance(lr, float) and not decay and not self.l2 and anchor is None and not self.safe
         if self.how != "autograd" or not plain or self.network.tied or "head.weight" not in params:
             return None
@@ -89,7 +89,7 @@ class LanguageModel(BaseTask):
             with self.lowered(params):
                 if table is None:
                     features = self.network.features(moving, batch["x"]).flatten(0, 1)
-                else:  # of a table of words only the rows that are there move
+                else:  # of a table of words, only the rows of these words change
                     tokens = self.network.prepare(batch["x"])
                     moving[""] = F.embedding(tokens, table).requires_grad_()
                     features = self.network.after_lookup(moving, moving[""]).flatten(0, 1)
@@ -108,7 +108,7 @@ class LanguageModel(BaseTask):
         return x.shape[1:].numel() * getattr(self.network, "vocabulary", 1)
 
     def judge(self, outputs: Any, rows: Params) -> Params:
-        """Each token's loss, and whether the likeliest is right; what is judged already is left as it is."""
+        """Each token's loss, and whether the likeliest is right; judged outputs are returned unchanged."""
         if isinstance(outputs, dict):
             return outputs
         losses = -F.log_softmax(outputs, dim=-1).gather(-1, rows["y"].long()[..., None])[..., 0]
@@ -124,7 +124,7 @@ class LanguageModel(BaseTask):
             features = self.network.before_output(params, self.features(params, block).flatten(0, 1))
             targets, counted = block["y"].long().flatten(), self._tokens(block).flatten() > 0
             shape = block["y"].shape
-            if self.how == "autograd":  # padding is not looked at; under vmap every client has its own
+            if self.how == "autograd":  # skips padding; under vmap every client has its own
                 found = torch.zeros(2, len(targets))
                 found[:, counted] = head_judged(features[counted], *layer, targets[counted])
             else:
@@ -139,7 +139,7 @@ class LanguageModel(BaseTask):
             scored = scored * (batch["y"] != token)
         loss = (judged["losses"] * tokens).sum()
         sums = {"accuracy": (judged["right"] * scored).sum(), "accuracy_count": scored.sum()}
-        if "characters" in batch:  # an unknown word is one token: what its spelling costs is added here
+        if "characters" in batch:  # an unknown word is one token, so the cost of its spelling is added
             sums["bits_per_character"] = loss / math.log(2) + (batch["spelling"] * batch["mask"]).sum()
             sums["bits_per_character_count"] = (batch["characters"] * batch["mask"]).sum()
         return {**sums, "loss": loss, "count": tokens.sum()}

@@ -2,12 +2,12 @@
 
     minimise  sum_i loss_i(x_i' v) + 1/2 sum_j pull_j (v_j - anchor_j)^2
 
-v has a row for each output and a column for each input, the intercept first. The loss is a sum over rows, so a pull is
-worth as many rows as its value says: the same pull binds a client with few rows more than one with many. Squares are
-solved in closed form; the cross-entropy by Newton's method or, where it has many coefficients, by accelerated steps in
-the metric of Boehning's bound (1992) on its Hessian, 1/2 (I - 11'/C) kron X'X, which never overshoot and need no rate;
-the hinge by an interior-point method. Everything is in double precision and without branches on values, so that it runs
-for many clients at once under torch.func.vmap.
+v has a row for each output and a column for each input, the intercept first. The loss is a sum over rows, so a pull
+counts like so many rows: the same pull binds a client with few rows more than one with many. Squares are solved in
+closed form. The cross-entropy is solved by Newton's method or, with many coefficients, by accelerated steps in the
+metric of Boehning's bound (1992) on its Hessian, 1/2 (I - 11'/C) kron X'X, which never overshoot and need no learning
+rate. The hinge is solved by an interior-point method. Everything is in double precision and without branches on values,
+so it runs for many clients at once under torch.func.vmap.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bespoke.models.networks import Network
 from bespoke.tensors import Params, cholesky
 
 Loss = Literal["squares", "softmax", "hinge"]
-JITTER = 1e-12  # of a matrix's mean diagonal, added where no pull makes it definite
-SMALL = 100  # coefficients up to which the cross-entropy's own Hessian is used
-WIDE = 128  # inputs beyond which problems of fewer rows are solved in the span of the rows
+JITTER = 1e-12  # relative to the mean diagonal; added to matrices that no pull makes definite
+SMALL = 100  # up to so many coefficients, the cross-entropy's own Hessian is used
+WIDE = 128  # beyond so many inputs, problems with fewer rows are solved in the span of the rows
 NEWTON_STEPS, WARM_STEPS, MODE_STEPS, HALVINGS = 15, 7, 10, 6  # warm: from a fit under another pull
 SOFTMAX_STEPS = 300
 INTERIOR_STEPS, CENTRED = 40, 1e-10
@@ -34,7 +34,7 @@ INTERIOR_STEPS, CENTRED = 40, 1e-10
 
 @dataclass(frozen=True)
 class LinearHead:
-    """The last layer of a task's model, where it is one affine map under a loss that can be solved."""
+    """The last layer of a task's model, if it is one affine map under a loss that can be solved."""
 
     task: Any
     weight: str  # the names of its parameters
@@ -48,7 +48,7 @@ class LinearHead:
         return None if found is None else cls(task, *found, factor)
 
     def problem(self, params: Params, batch: Params) -> LinearProblem:
-        """The fit of the last layer to these rows; the layers below, if there are any, stay as they are."""
+        """The fit of the last layer to these rows, with the layers below fixed."""
         mask = batch["mask"].double()
         inputs = torch.cat([torch.ones_like(mask)[:, None], self.task.features(params, batch).double()], dim=1)
         return LinearProblem(
@@ -67,7 +67,7 @@ class LinearHead:
 
 @cache
 def _affine(network: Network) -> tuple[str, str, int] | None:
-    """The names of the last layer's weight and bias, and its outputs; None if it is anything but one affine map."""
+    """The names of the last layer's weight and bias, and its outputs; None if it is not one affine map."""
     last = network.last_layer
     layer = {name: p for name, p in network.init(0).items() if last and name.startswith(last)}
     names = {p.dim(): name for name, p in layer.items()}
@@ -76,7 +76,7 @@ def _affine(network: Network) -> tuple[str, str, int] | None:
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """One client's rows as the last layer sees them."""
+    """One client's rows as inputs of the last layer."""
 
     x: Tensor  # (rows, 1 + inputs): a one, then the last layer's inputs; zero where a row is padding
     y: Tensor  # (rows,)
@@ -146,7 +146,7 @@ class LinearProblem:
     # -- the coefficients that the loss can tell -----------------------------------------------------------------------
     @property
     def free(self) -> int:
-        """How many rows of coefficients the data can tell: of classes, all but the first one's, which stays zero."""
+        """The number of identifiable rows of coefficients: for classes, all but the first, which stays zero."""
         return self.outputs - 1 if self.loss == "softmax" else 1
 
     def expanded(self, u: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class LinearProblem:
     def mode(self, centre: Tensor, precision: Tensor) -> Tensor:
         """The free coefficients u of least value + 1/2 (u - centre)' precision (u - centre), by Newton's method.
 
-        Of the cross-entropy. Outputs are linear in the length of a step, so that all lengths are tried at once.
+        For the cross-entropy. Outputs are linear in the length of a step, so all lengths are tried at once.
         """
         lengths, u, hot = _lengths(centre), centre, self._targets
         for _ in range(MODE_STEPS):
@@ -194,7 +194,7 @@ class LinearProblem:
 
     @property
     def _steepest(self) -> float:
-        """The largest second derivative of a row's loss in its outputs; the hinge, which has none, takes squares'."""
+        """The largest second derivative of a row's loss in its outputs; for the hinge, which has none, squares'."""
         return {"squares": self.factor, "softmax": 0.5, "hinge": 1.0}[self.loss]
 
     # -- the fit -------------------------------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ class LinearProblem:
         return self._softmax(centre, pulls, begin)
 
     def _in_span(self, anchor: Tensor, pull: Tensor, start: Tensor | None) -> Tensor:
-        """The same minimum where inputs outnumber rows, as words do: it leaves the anchor along the rows alone.
+        """The same minimum with more inputs than rows, as with words: it differs from the anchor along the rows only.
 
-        In units in which every pull is one, only the part of the coefficients in the span of the rows is solved for.
+        In units in which every pull is one, it solves for the coefficients' part in the span of the rows.
         """
         pulls = (pull + self.decay * self.rows).expand(self.x.shape[-1]).clamp(min=JITTER)
         centre, unit = pull * anchor / pulls, pulls**-0.5
@@ -263,10 +263,10 @@ class LinearProblem:
         time = torch.ones((), dtype=v.dtype)
         for _ in range(SOFTMAX_STEPS):
             slope = self.gradient(ahead) + pulls * (ahead - anchor)
-            common = slope.mean(0)  # along it all outputs move alike, which no probability feels
+            common = slope.mean(0)  # equal changes of all outputs change no probability
             step = torch.cholesky_solve((slope - common).mT, factor).mT + common / floor
             new = ahead - step
-            uphill = ((slope * (new - v)).sum() > 0).to(v.dtype)  # the momentum carries too far: begin again
+            uphill = ((slope * (new - v)).sum() > 0).to(v.dtype)  # the momentum overshoots: restart
             time = time * (1 - uphill) + uphill
             later = (1 + (1 + 4 * time * time).sqrt()) / 2
             ahead = new + (1 - uphill) * (time - 1) / later * (new - v)
@@ -322,17 +322,17 @@ def _lengths(like: Tensor) -> Tensor:
 
 
 def _room(value: Tensor, move: Tensor) -> Tensor:
-    """How far one can go along a move until an entry is zero."""
+    """The largest step along a move before an entry becomes zero."""
     return torch.where(move < 0, -value / move.clamp(max=-1e-300), torch.inf).min()
 
 
 def solve_definite(matrix: Tensor, right: Tensor) -> Tensor:
-    """The solution of a symmetric system that is definite, or nearly so."""
+    """The solution of a symmetric system that is definite or nearly definite."""
     return torch.cholesky_solve(right, cholesky(_definite(matrix)))
 
 
 def _definite(matrix: Tensor) -> Tensor:
-    """The matrix with a little on its diagonal: a feature that does not vary, and no pull on it, leave it singular."""
+    """The matrix with a small diagonal added, because a constant feature without a pull makes it singular."""
     diagonal = matrix.diagonal(dim1=-2, dim2=-1)
     size = diagonal.abs().mean(-1, keepdim=True).clamp(min=1e-30)
     return matrix + torch.diag_embed((JITTER * size).expand_as(diagonal))

@@ -1,8 +1,8 @@
 """A frozen language model with low-rank adapters; only the adapters are learned (Hu et al., LoRA, ICLR 2022).
 
-The package peft puts them in: a layer's weight W becomes W + alpha / rank B A. The frozen weights are those of the one
-copy in the process; adapters are parameters that go in, so that every client may have its own. B begins as zeros: the
-model begins as it was pretrained.
+The package peft inserts them: a layer's weight W becomes W + alpha / rank B A. All clients share the process's copy of
+the frozen weights; adapters are parameters, so every client may have its own. B starts as zeros, so the model starts
+as the pretrained one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LoraLM(FrozenLM):
         return self.logits(self.features(params, x))
 
     def features(self, params: Params, x: Tensor) -> Tensor:
-        """The representation before the last layer at each token; adapters that are not given change nothing."""
+        """The representation before the last layer at each token; without adapters, that of the frozen model."""
         body = self._adapted()
         given = {f"{name}{ENDING}": leaf for name, leaf in params.items() if "lora_" in name}
         words = F.embedding(x.long(), pretrained.language_model(self.pretrained).get_input_embeddings().weight)
@@ -70,7 +70,7 @@ class LoraLM(FrozenLM):
 
 @dataclass(frozen=True)
 class AdapterLM(PrefixLM):
-    """The next token of texts by a model with adapters; contexts are not told apart."""
+    """The next token of texts by a model with adapters; contexts are not distinguished."""
 
     network: LoraLM
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from bespoke.data.about import About
 from bespoke.tensors import Params
 
-UNBALANCED = 0.8  # the share of the most frequent class beyond which accuracy hardly tells a model from a constant
-MOST_CLASSES = 20  # up to which there is an AUC: it sorts a client's rows once for every class
+UNBALANCED = 0.8  # if the most frequent class has a larger share, accuracy hardly distinguishes a model from a constant
+MOST_CLASSES = 20  # the AUC, which sorts a client's rows for every class, is computed up to so many
 CELLS = 2**21  # of rows times classes that are sorted at once
 
 
@@ -38,10 +38,10 @@ def default_metric(about: About, y_train: ArrayLike) -> tuple[str, str]:
 
 
 def class_sums(outputs: Tensor, chosen: Tensor, y: Tensor, mask: Tensor, metrics: tuple[str, ...]) -> Params:
-    """The sums over classes of those of balanced_accuracy, f1 and auc that are asked for, and how many classes count.
+    """Sums over classes of the requested ones of balanced_accuracy, f1 and auc, and the numbers of classes that count.
 
-    outputs: (rows, classes), or (rows, 1) where a positive number says class 1; chosen: the class that is answered.
-    As in scikit-learn, a class that is not there has no recall, and one neither there nor answered has no F1.
+    outputs: (rows, classes), or (rows, 1) where a positive number means class 1; chosen: the predicted class. As in
+    scikit-learn, a class without rows has no recall, and one without rows and predictions has no F1.
     """
     if not {"balanced_accuracy", "f1", "auc"} & set(metrics):
         return {}
@@ -63,9 +63,9 @@ def class_sums(outputs: Tensor, chosen: Tensor, y: Tensor, mask: Tensor, metrics
 
 
 def auc_sums(outputs: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of areas under the ROC curves of each class against the rest, and how many classes have one.
+    """The sum of areas under the ROC curves of each class against the rest, and the number of classes with one.
 
-    Of two classes one curve says it all. A class has a curve if some rows that count are of it and some are not.
+    Two classes have one curve. A class has a curve if some rows are of it and some are not.
     """
     if outputs.shape[-1] <= 2:
         margins = outputs[:, -1:] - outputs[:, :1] if outputs.shape[-1] == 2 else outputs
@@ -79,7 +79,7 @@ def auc_sums(outputs: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _areas(margins: Tensor, y: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """For each column the area under its curve (0 where there is none), and whether there is one.
+    """The area under the curve of each column (0 without a curve), and whether there is a curve.
 
     Let A be the pairs in which the row of the class is above the other, B those in which it is below. Ties count one
     half, so the area is (pairs + A - B) / (2 pairs).
@@ -91,7 +91,7 @@ def _areas(margins: Tensor, y: Tensor, wanted: Tensor, mask: Tensor) -> tuple[Te
     begins = torch.cat([torch.ones_like(values[:1], dtype=torch.bool), values[1:] != values[:-1]])
 
     def below(rows: Tensor) -> Tensor:
-        """How many of these rows lie strictly below each row: what was counted before its run of ties began."""
+        """The number of rows strictly below each row: the count before its run of ties."""
         return torch.where(begins, rows.cumsum(0) - rows, 0.0).cummax(0).values
 
     pairs = yes.sum(0) * no.sum(0)

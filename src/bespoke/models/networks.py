@@ -21,15 +21,15 @@ class Network:
     vectorizes = True  # False: torch.func.vmap cannot run it
     last_layer: tuple[str, ...] = ()  # prefixes of the parameters of the last layer
     tied = False  # True: the features use the last layer's weights, too, which therefore cannot be stepped apart
-    table = ""  # the parameter whose rows the inputs name, if they are looked up before all else: see `after_lookup`
+    table = ""  # the parameter whose rows the inputs index, if the first step is a lookup: see `after_lookup`
 
     @property
     def called(self) -> str:
-        """What reports call it."""
+        """Its name in reports."""
         return type(self).__name__
 
     def described(self) -> dict[str, Any]:
-        """What it takes to make it again, as JSON."""
+        """Everything needed to make it again, as JSON."""
         known: Any = self  # subclasses are dataclasses
         return {"name": type(self).__name__, **asdict(known)}
 
@@ -37,32 +37,32 @@ class Network:
         raise NotImplementedError
 
     def fresh(self, seed: int) -> Params:
-        """A random start: models that begin alike would stay alike."""
+        """A random start, because models with the same start would stay the same."""
         return self.init(seed)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Inputs as stored (images are bytes on disk) to inputs as computed with."""
+        """Converts stored inputs (images are bytes on disk) to inputs of the network."""
         return x.float() / 255.0 if x.dtype == torch.uint8 else x
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def after_lookup(self, params: Params, rows: Tensor) -> Tensor:
-        """The features of inputs whose rows of the table are these."""
+        """The features, from the inputs' rows of the table."""
         raise NotImplementedError
 
     def head(self, params: Params, features: Tensor) -> Tensor:
         raise NotImplementedError
 
     def output_layer(self, params: Params) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias of a last layer that is one affine map of `before_output`; None if it is not known to be."""
+        """Weight and bias of a last layer that is one affine map of `before_output`; else None."""
         return (params["head.weight"], params.get("head.bias")) if "head.weight" in params else None
 
     def before_output(self, params: Params, features: Tensor) -> Tensor:
         return features
 
     def item_losses(self, params: Params, features: Tensor, targets: Tensor) -> Tensor | None:
-        """The losses of a last layer that has a faster way to them than by all outputs; else None."""
+        """The losses of a last layer that can compute them faster than by all outputs; else None."""
         return None
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Linear(Network):
-    """One affine layer: linear and logistic regression, linear SVM. Starts at zero unless told otherwise."""
+    """One affine layer: linear and logistic regression, linear SVM. Starts at zero unless `random_init`."""
 
     inputs: int
     outputs: int = 1
@@ -88,7 +88,7 @@ class Linear(Network):
         return {"weight": weight, "bias": torch.zeros(self.outputs)}
 
     def fresh(self, seed: int) -> Params:
-        """As torch.nn.Linear begins: weights and bias uniform within 1 / sqrt(inputs)."""
+        """Initial values like torch.nn.Linear: weights and bias uniform within 1 / sqrt(inputs)."""
         generator = torch.Generator().manual_seed(seed)
         bound = max(self.inputs, 1) ** -0.5
         drawn = (2 * torch.rand(self.outputs, self.inputs + 1, generator=generator) - 1) * bound
@@ -107,7 +107,7 @@ class ModuleNetwork(Network):
     last_layer = ("head.",)
 
     def __post_init__(self) -> None:
-        _ = self._module  # built now: building draws random numbers, which vmap does not allow inside it
+        _ = self._module  # built now, because building draws random numbers, which vmap does not allow
 
     def __reduce__(self) -> Any:
         known: Any = self  # subclasses are dataclasses; a pickle holds their fields, not the module's weights
@@ -118,7 +118,7 @@ class ModuleNetwork(Network):
 
     @cached_property
     def _module(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):  # building draws initial values: leave the caller's generator alone
+        with torch.random.fork_rng(devices=[]):  # building draws initial values; the caller's generator must not change
             return self.build()
 
     def init(self, seed: int) -> Params:
@@ -140,7 +140,7 @@ class ModuleNetwork(Network):
 
 
 class Assembled(nn.Module):
-    """A body, which gives the features, and a last layer."""
+    """A body, which computes the features, and a last layer."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -166,14 +166,14 @@ class MLP(ModuleNetwork):
 class ImageNetwork(ModuleNetwork):
     """A network of images, which are stored as rows: channels, lines, columns.
 
-    Its dataclass says channels and side: the lines, and the columns too unless `columns` says how many they are.
+    The dataclass has the channels and the side (the lines, and the columns unless `columns` gives them).
     """
 
     side: int
     channels: int
     columns: int
 
-    least = 1  # lines and columns that its layers leave something of
+    least = 1  # the fewest lines and columns that its layers accept
 
     def __post_init__(self) -> None:
         if min(self.plane) < self.least:
@@ -205,8 +205,8 @@ def kernels_last(params: Params) -> Params:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Channels last in memory, which makes convolutions on a CPU a third faster (written so that vmap takes it)."""
-    if x.shape[1] == 1:  # the same memory, but strides that say so: else the layers after it fall back
+    """Moves channels last in memory, which makes convolutions on a CPU a third faster (in a form that vmap accepts)."""
+    if x.shape[1] == 1:  # the same memory with explicit strides, without which later layers fall back
         return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
@@ -215,8 +215,8 @@ def channels_last(x: Tensor) -> Tensor:
 class CNN(ImageNetwork):
     """The EMNIST network of Reddi et al. (Adaptive Federated Optimization), 1.2M parameters, without dropout.
 
-    Dropout is left out: it would make a client's update depend on more than its data, and at the round counts used
-    here the network does not overfit.
+    It has no dropout, which would make a client's update depend on more than its data. With the numbers of rounds here
+    the network does not overfit.
     """
 
     classes: int = 62

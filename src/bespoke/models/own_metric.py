@@ -19,8 +19,8 @@ Function = Callable[[Tensor, Tensor], Any]
 class Metric:
     """A score of a client's rows, by a function of (outputs, y).
 
-    `outputs` is what the model says of the rows, a line each (class scores; a regression's prediction, in the target's
-    own units), and `y` their targets. NaN says that a client has no such score.
+    `outputs` has a line for each row (class scores; a regression's prediction, in the target's own units), and `y` the
+    targets. NaN means that a client has no such score.
     """
 
     name: str  # in tables and reports

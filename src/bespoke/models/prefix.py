@@ -32,10 +32,10 @@ class PrefixLM(LanguageModel):
     given: int = 3
     metrics: tuple[str, ...] = ("perplexity", "loss", "accuracy")
 
-    batches_clients = True  # rows of many clients are computed in one batch, and padding is not touched
+    batches_clients = True  # rows of many clients are computed in one batch, without padding
 
     def with_head(self) -> PrefixLM:
-        """The task of the same model whose last layer is learned in place of a prefix."""
+        """The task of the same model with a learned last layer instead of a prefix."""
         from bespoke.models.head import HeadLM
 
         own = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -49,7 +49,7 @@ class PrefixLM(LanguageModel):
         return table[batch["context"].long()]
 
     def scored_rows(self, batch: Params) -> Params:
-        """The same rows without the targets that are given."""
+        """The same rows without the given targets."""
         given = torch.arange(batch["y"].shape[-1]) < self.given
         return {**batch, "y": torch.where(given, self.padding, batch["y"])}
 
@@ -104,7 +104,7 @@ class PrefixLM(LanguageModel):
         return {"targets": targets, "features": features}, features
 
     def vote(self, outputs: Any, targets: Tensor, weights: Tensor) -> Any:
-        """The neighbours' words and weights, with what the model says of these words and of the target."""
+        """The neighbours' words and weights, with the model's probabilities of these words and of the target."""
         if not isinstance(outputs, dict):
             return super().vote(outputs, targets, weights)
         own = outputs["targets"][outputs["targets"] != NOTHING][:, None]
@@ -115,7 +115,7 @@ class PrefixLM(LanguageModel):
         return {"words": words, "said": said, "votes": votes}
 
     def mixed(self, outputs: Any, vote: Any, part: Tensor) -> Any:
-        """The likeliest word of a mixture is a neighbour's, or the model's own: others need not be looked at."""
+        """The likeliest word of a mixture is a neighbour's or the model's own, so only these are compared."""
         if not isinstance(outputs, dict):
             return super().mixed(outputs, vote, part)
         seen = vote["votes"].clamp(min=RAREST).log() + part.log()
@@ -140,7 +140,7 @@ class PrefixLM(LanguageModel):
         return super().judge(outputs, {**rows, "y": rows["y"].long().clamp(min=0)})
 
     def judged(self, params: Params, rows: Params) -> Params:
-        """Each token's loss and whether it is the likeliest; those that are given are not looked at."""
+        """Each token's loss and whether it is the likeliest; given tokens are skipped."""
         targets = self._targets(self.scored_rows(rows))
         scores = self.network.token_scores(self.prefix(params, rows), rows["x"], targets)
         return {"losses": scores[..., 0], "right": scores[..., 1]}

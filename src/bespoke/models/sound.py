@@ -20,10 +20,10 @@ class _PlaceMean(nn.Module):
 
 @dataclass(frozen=True)
 class SpectrogramCNN(ModuleNetwork):
-    """Four 3 x 3 convolutions, each pooled, and the mean over what is left of time and pitch: 15,300 parameters.
+    """Four 3 x 3 convolutions, each pooled, and the mean over the remaining times and pitches: 15,300 parameters.
 
-    A small relative of the wake-word network of Self-FL (convolutions and poolings, 3M parameters). GroupNorm stands
-    after pooling, where it costs a quarter; without it, training takes four times as many steps.
+    It is a small variant of the wake-word network of Self-FL (convolutions and poolings, 3M parameters). GroupNorm
+    comes after pooling, where it costs a quarter; without it, training takes four times as many steps.
     """
 
     outputs: int
@@ -49,7 +49,7 @@ class SpectrogramCNN(ModuleNetwork):
 
 
 def _averaging(kernel: int, stride: int, pool: int) -> Tensor:
-    """A matrix that takes a kernel to the average of `pool` of its shifts by `stride`."""
+    """A matrix that maps a kernel to the average of `pool` of its shifts by `stride`."""
     places = torch.arange(kernel + stride * (pool - 1))[:, None] - torch.arange(kernel)
     return ((places >= 0) & (places < stride * pool) & (places % stride == 0)).float() / pool
 

@@ -26,9 +26,9 @@ from bespoke.models.work import multiply_adds
 from bespoke.task import Gradient, Precision
 from bespoke.tensors import Params, T, is_buffer, scale, take, tree_map
 
-ROOM = 2**24  # numbers of output that are held at once where rows are scored in blocks
-STEEPEST = 10.0  # norm to which gradients are clipped where steps are to be safe
-RAREST = 1e-12  # a class that no neighbour has is taken for so rare, not for impossible: losses stay finite
+ROOM = 2**24  # output numbers in memory at once if rows are scored in blocks
+STEEPEST = 10.0  # norm to which gradients are clipped for safe steps
+RAREST = 1e-12  # probability of a class that no neighbour has, so that losses stay finite
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BaseTask:
 
     network: Network
     how: Gradient = "autograd"  # the engine chooses: see `gradient`
-    precision: Precision = "float32"  # of the products in training; what is scored is always float32
+    precision: Precision = "float32"  # of the products in training; scores are always float32
     l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
     kinds: int = 0  # how many kinds of rows there are, where the data tell them apart (a batch's `kind`)
     safe: bool = False  # no step overshoots: see `safe_rate` for linear models; elsewhere gradients are clipped

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from bespoke.errors import UserError, needs_extra
 
-Kind = Literal["poisson", "fixed", "known"]
+Participation = Literal["poisson", "fixed", "known"]
 ACCOUNTANTS = ("pld", "rdp")
 GRID = 1e-3  # of privacy losses; a coarser grid gives a looser bound, never a wrong one
 LITTLE = 0.1  # below this noise the grid grows with the losses; else it would have millions of points
@@ -81,7 +81,7 @@ class Spent:
     threshold. Runs that share a release count it once.
     """
 
-    kind: Kind = "known"
+    kind: Participation = "known"
     rounds: dict[tuple[float, float], int] = field(default_factory=dict)
     squared_mu: float = 0.0
     why: tuple[str, ...] = ()  # reasons why it is infinite
@@ -106,7 +106,7 @@ class Spent:
     def trains(self) -> bool:
         return any(self.rounds.values()) or self.squared_mu > 0
 
-    def _sampled_always(self, kind: Kind) -> Spent:
+    def _sampled_always(self, kind: Participation) -> Spent:
         """Known rounds as rounds of this kind with all clients."""
         return Spent(kind, {(1.0, self.squared_mu**-0.5): 1})
 
@@ -205,7 +205,7 @@ def largest_mu(epsilon: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _round_rdp(kind: Kind, rate: float, multiplier: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _round_rdp(kind: Participation, rate: float, multiplier: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A round's Renyi divergences, cached because the accountant would compute them again for every number."""
     dp = library()
     relation = dp.NeighboringRelation
@@ -242,7 +242,7 @@ def _pld_epsilon(rounds: tuple[tuple[tuple[float, float], int], ...], delta: flo
     return float(composed.get_epsilon_for_delta(delta))
 
 
-def _limit(kind: Kind, rate: float, multiplier: float) -> float:
+def _limit(kind: Participation, rate: float, multiplier: float) -> float:
     """mu of a round in the limit of many (Bu et al. 2020; without replacement: Dong, Roth and Su 2019, Corollary 4)."""
     from scipy.stats import norm
 

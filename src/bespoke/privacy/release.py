@@ -39,7 +39,7 @@ from bespoke.data.tables.features import LEVELS
 from bespoke.data.tables.schema import Column, Schema, Statistics, Target
 from bespoke.digests import sealed
 from bespoke.errors import UserError
-from bespoke.privacy.accountant import Kind, Spent
+from bespoke.privacy.accountant import Participation, Spent
 from bespoke.storage import write_text
 
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ class Learned:
         summed = "what is learned to encode and standardize the data is noised on the sum, not on the client"
         return [*self.unpaid, *([summed] if self.releases and view == "messages" else [])]
 
-    def spent(self, kind: Kind) -> Spent:
+    def spent(self, kind: Participation) -> Spent:
         return Spent(kind, releases=self.releases)
 
 

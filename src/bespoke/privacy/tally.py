@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bespoke.federation.cohorts import Sampler, SideBySide
 from bespoke.method import Method
-from bespoke.privacy.accountant import Kind, Spent
+from bespoke.privacy.accountant import Participation, Spent
 from bespoke.privacy.attempts import Made
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _rate(sampler: Sampler) -> float:
     return 1.0 if sampler.sampling == "full" else min(sampler.size / max(total, 1), 1.0)
 
 
-def sampling_of(base: Sampler, plans: Sequence[StagePlan], local: bool) -> Kind:
+def sampling_of(base: Sampler, plans: Sequence[StagePlan], local: bool) -> Participation:
     """The kind of participation (see bespoke.privacy.accountant). Full participation is `known`."""
     everyone = all(plan.rate >= 1 for plan in plans if plan.method.trains and plan.rounds)
     if local or base.over_select > 1 or everyone or base.sampling not in ("poisson", "uniform"):

@@ -71,7 +71,7 @@ class AskedPerson(_Asked):
     context: str = Field(default="", max_length=500)
 
 
-Kind = TypeVar("Kind", bound=_Asked)
+AskedKind = TypeVar("AskedKind", bound=_Asked)
 
 
 class Busy(Exception):
@@ -217,7 +217,7 @@ def _plotly() -> str:
     return script
 
 
-async def _read(request: Request, kind: type[Kind]) -> Kind:
+async def _read(request: Request, kind: type[AskedKind]) -> AskedKind:
     return kind.model_validate_json(await request.body())
 
 

@@ -21,7 +21,7 @@ from bespoke.registry import Registry
 if TYPE_CHECKING:
     from bespoke.data.population import Population
 
-Kind = Literal["embedded", "files", "generated", "yours"]
+Origin = Literal["embedded", "files", "generated", "yours"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Source:
 
     name: str
     title: str
-    kind: Kind  # comes with a dependency, has to be obtained, or is drawn at random
+    kind: Origin  # comes with a dependency, has to be obtained, or is drawn at random
     clients: int
     examples: int
     task: Literal["regression", "classification", "language", ""]

@@ -163,7 +163,7 @@ class OneHead:
         return {}
 
 
-class OwnHead(OneHead):
+class HeadOnClient(OneHead):
     """A head of each client's own, which stays on the client. Before its first round it is the global one."""
 
     above = True

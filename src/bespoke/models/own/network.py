@@ -29,7 +29,7 @@ from bespoke.task import DRAW
 from bespoke.tensors import BUFFERS, Params, is_buffer
 
 # train: as training has it; held: the same with statistics as they are; eval
-How = Literal["train", "held", "eval"]
+Forward = Literal["train", "held", "eval"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class OwnNetwork(Network):
         return params
 
     # -- the function --------------------------------------------------------------------------------------------------
-    def run(self, params: Params, batch: Params, how: How, seeded: bool = True) -> tuple[Tensor, Params]:
+    def run(self, params: Params, batch: Params, how: Forward, seeded: bool = True) -> tuple[Tensor, Params]:
         """The outputs for these rows, and the buffers after this pass (empty outside of training)."""
         tensors = self._tensors(params, how)
         self._set(how)
@@ -199,7 +199,7 @@ class OwnNetwork(Network):
             return (x,), {}
         return (), {first: x, **{name: batch[name] for name in others}}
 
-    def _tensors(self, params: Params, how: How) -> Params:
+    def _tensors(self, params: Params, how: Forward) -> Params:
         """Tensors by the module's own names; a pass that changes buffers gets copies of them."""
         tensors = {name: p for name, p in params.items() if not is_buffer(name)}
         if not self.facts.moving or self.model.buffers == "frozen":
@@ -218,7 +218,7 @@ class OwnNetwork(Network):
         names = [f"{BUFFERS}{name}" for name in self.facts.moving]
         return {name: tensors[name.removeprefix(BUFFERS)].detach().float() for name in names if name in params}
 
-    def _set(self, how: How) -> None:
+    def _set(self, how: Forward) -> None:
         """Put the module into a mode; it stays there, for changing it takes a walk over all of its parts."""
         wanted = (how, self.facts.moving)
         if self.module.__dict__.get("_bespoke_mode") != wanted:
@@ -234,7 +234,7 @@ class OwnNetwork(Network):
             self.module.to(device)
             self.module.__dict__["_bespoke_device"] = device.type
 
-    def _random(self, batch: Params, how: How, seeded: bool) -> AbstractContextManager[Any]:
+    def _random(self, batch: Params, how: Forward, seeded: bool) -> AbstractContextManager[Any]:
         if how == "eval" or not self.facts.draws:
             return nullcontext()
         return drawn(batch[DRAW], seeded)
@@ -317,7 +317,7 @@ class OwnHead(Network):
     def init(self, seed: int) -> Params:
         return {name: p for name, p in self.whole.init(seed).items() if name.startswith(self.last_layer)}
 
-    def run(self, params: Params, batch: Params, how: How, seeded: bool = True) -> tuple[Tensor, Params]:
+    def run(self, params: Params, batch: Params, how: Forward, seeded: bool = True) -> tuple[Tensor, Params]:
         return self.whole.head(params, batch["x"]), {}
 
     def features_of(self, params: Params, batch: Params) -> Tensor:

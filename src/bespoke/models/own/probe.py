@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from bespoke.errors import UserError
 from bespoke.models.own.draws import drawn
-from bespoke.models.own.network import Facts, How, OwnNetwork
+from bespoke.models.own.network import Facts, Forward, OwnNetwork
 from bespoke.models.own.task import OwnTask
 from bespoke.models.work import multiply_adds
 from bespoke.task import DRAW
@@ -122,7 +122,7 @@ def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
 def _mixes(task: OwnTask, params: Params, batch: Params) -> bool:
     """Whether a row's output depends on other rows of its batch."""
     alike = {name: column if name == DRAW else column[:1].expand_as(column) for name, column in batch.items()}
-    modes: tuple[How, ...] = ("train", "eval")
+    modes: tuple[Forward, ...] = ("train", "eval")
     with torch.no_grad():
         for how in modes:
             one, other = (task.network.run(params, rows, how)[0][0] for rows in (batch, alike))

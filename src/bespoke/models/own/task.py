@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bespoke.errors import UserError
 from bespoke.models.linear_problem import LinearHead
-from bespoke.models.own.network import How, OwnHead, OwnNetwork
+from bespoke.models.own.network import Forward, OwnHead, OwnNetwork
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.tensors import Params, is_buffer, without_buffers
 
@@ -64,12 +64,12 @@ class OwnTask(BaseTask):
             )
         return self._loss(params, batch, "train")[0]
 
-    def _loss(self, params: Params, batch: Params, how: How) -> tuple[Tensor, Params]:
+    def _loss(self, params: Params, batch: Params, how: Forward) -> tuple[Tensor, Params]:
         outputs, buffers = self.network.run(params, batch, how, seeded=self.how == "autograd")
         return self._penalized(self.mean_loss(self._shaped(outputs), batch), params), buffers
 
     def stepped(self, params: Params, batch: Params, still: bool = False) -> tuple[Params, Params]:
-        how: How = "held" if still else "train"
+        how: Forward = "held" if still else "train"
         free, rest = without_buffers(params), {name: p for name, p in params.items() if is_buffer(name)}
         left: Params = {}
 
