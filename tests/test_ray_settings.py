@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     assert isinstance(done.exception, UserError)
     assert "bespoke-fl[ray]" in str(done.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'bespoke-fl[ray]'")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = Run(experiment("alone"), RunFolder.create(tmp_path / "run", ""))
+        expected = rf"engine.address = '{address}': no Ray cluster can be used there \(.*refused\); start one with `ray"
+        with pytest.raises(UserError, match=expected), at_its_places(run, EngineConfig(address=address)):
+            pass
 
 
 def test_options_are_keys_of_the_experiment() -> None:

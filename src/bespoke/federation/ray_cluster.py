@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +26,11 @@ from filelock import FileLock, Timeout
 
 from bespoke import __version__
 from bespoke.errors import UserError, needs_extra
+from bespoke.federation.processes import WorkerFailed
 from bespoke.imported import TRUST
 
 PREFIX = "bespoke-ray-"
+CONNECT_SECONDS = 10.0  # that a cluster's head may take to answer
 STORE = 2**30  # bytes at most that a cluster on this machine keeps of what is sent
 LONGEST = 24  # characters of the folder of temporary files: a socket's path has room for no more
 ALSO = ("BESPOKE_", TRUST)  # variables of the environment that places are told
@@ -113,14 +116,22 @@ class Cluster:
                 include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=str(self.folder),
                 _node_ip_address="127.0.0.1", object_store_memory=min(STORE, _free(Path("/dev/shm")) // 3),
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
             self._clean()
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise WorkerFailed(
+                f"Ray did not start on this machine ({_first(error)}); try again when it is less busy, or leave out "
+                "--engine ray: one machine's own processes do the same work"
+            ) from None
 
     def _connect(self, address: str) -> None:
         try:
+            if address != "auto":  # Ray would try for minutes, and then end this process
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             self.ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"engine.address = {address!r}: no Ray cluster can be used there ({_first(error)}); start one with "
                 "`ray start --head`, or leave the address out to use this machine"
