@@ -173,6 +173,14 @@ def test_places_are_shared_out_by_what_each_has_to_itself(
     assert len(found) == len(expected)
 
 
+def test_a_place_that_is_built_anew_goes_where_there_is_room() -> None:
+    """Not onto a processor that another place has, or it would wait for it forever."""
+    two = [node("a", 1), node("b", 1)]
+    assert [one.id for one in shared_out(two, 1, False, beside=two[:1])] == ["b"]
+    assert [one.id for one in shared_out(two, 1, False, beside=two[1:])] == ["a"]
+    assert [one.id for one in shared_out(two[:1], 1, False, beside=two)] == ["a"]
+
+
 def test_the_settings_are_not_those_of_hosts() -> None:
     """`choose` takes the other keys of [engine] alone."""
     made = build(config(backend="ray", address="auto", chunk=3).model_copy(update={"data": _people()}), people())

@@ -52,11 +52,14 @@ class Node:
     gpus: float
 
 
-def shared_out(nodes: Sequence[Node], many: int, gpus: bool) -> list[Node]:
-    """The nodes of so many places: each goes where a place has the most processors, or GPUs, to itself."""
+def shared_out(nodes: Sequence[Node], many: int, gpus: bool, beside: Sequence[Node] = ()) -> list[Node]:
+    """The nodes of so many places: each goes where a place has the most processors, or GPUs, to itself.
+
+    beside: the nodes of places that are there already.
+    """
     room = {node.id: node.gpus if gpus else node.cpus for node in nodes}
     usable = [node for node in nodes if room[node.id] >= 1]
-    taken = {node.id: 0 for node in usable}
+    taken = {node.id: sum(other.id == node.id for other in beside) for node in usable}
     chosen = []
     for _ in range(many if usable else 0):
         best = min(usable, key=lambda node: (taken[node.id] + 1) / room[node.id])  # of equal ones the first
@@ -173,21 +176,24 @@ class Cluster:
         return f"Ray {where}: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} processors{also}"
 
     # -- actors --------------------------------------------------------------------------------------------------------
-    def actors(self, kind: type, many: int, gpus: bool = False, **options: Any) -> list[tuple[Any, Node]]:
-        """So many actors of a class, which takes no arguments, and where they are. They start one beside the other.
+    def actors(
+        self, kind: type, many: int, gpus: bool = False, beside: Sequence[Node] = (), **options: Any
+    ) -> list[tuple[Any, Node]]:
+        """So many actors of a class, which takes no arguments, and where they are; `beside`: where there are others.
 
         Where there are more than processors, as after the loss of a node, they share them.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        chosen = shared_out(self.nodes(), many, gpus)
+        chosen = shared_out(self.nodes(), many, gpus, beside)
         if len(chosen) < many:
             self.most(gpus)  # says what is missing
         made = []
         for node in chosen:
-            crowded = chosen.count(node) > (node.gpus if gpus else node.cpus)
-            share = node.gpus / chosen.count(node) if gpus and crowded else 1
-            wants = {"num_gpus": share, "num_cpus": 0} if gpus else {"num_cpus": 0 if crowded else 1}
+            there = sum(other.id == node.id for other in (*chosen, *beside))
+            crowded = there > (node.gpus if gpus else node.cpus)
+            wants = {"num_gpus": node.gpus / there if crowded else 1, "num_cpus": 0} if gpus else {}
+            wants = wants or {"num_cpus": 0 if crowded else 1}
             actor = self.ray.remote(kind).options(
                 max_restarts=0, max_task_retries=0, **wants, **options,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False),

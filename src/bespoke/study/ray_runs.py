@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bespoke.records import RunRecord
     from bespoke.study.scheduler import Job, Judge
 
-LOSSES = 3  # places that a study bears to lose
+LOSSES = 10  # places that a study bears to lose
 POLL_SECONDS = 5.0  # that an actor waits for something to say before it is asked again
 
 
@@ -133,7 +133,7 @@ class RunPlace(RunProcess):
     def __init__(
         self, ray: Any, handle: Any, node: Node, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback]
     ) -> None:
-        self.bar, self.job, self.told, self.callbacks = bar, None, False, callbacks
+        self.bar, self.job, self.told, self.callbacks, self.node = bar, None, False, callbacks, node
         serving = handle.serve.remote(setup(), str(folder), str(cache), bool(callbacks))
         self.calls = _Calls(ray, handle, f"the place on {node.address}", serving)
         self.pipe = self.stopping = self.calls
@@ -151,6 +151,7 @@ class RunPlace(RunProcess):
 
     def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
         if self.trouble is not None:
+            self.job = None
             raise self.trouble
         return super().receive(judge)
 
@@ -168,6 +169,8 @@ class RayRuns:
         self.cluster, self.folder, self.note = Cluster(address, note), folder / ".rows", note
         self.shared: SharedCopy | None = None  # the population on disk, for the places
         self.connected, self.losses = False, 0
+        self.there: list[RunPlace] = []
+        self.gpus = False
 
     def _connect(self) -> Cluster:
         if not self.connected:
@@ -183,21 +186,23 @@ class RayRuns:
         self, population: Population, cache: Path, bars: Sequence[Any], callbacks: Sequence[Callback], gpus: bool
     ) -> list[RunProcess]:
         """A place for each bar, spread over the cluster."""
-        cluster = self._connect()
+        cluster, self.gpus = self._connect(), gpus
         self.note(f"{cluster.text()}; a run at a time on each of {len(bars)} places")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.shared = SharedCopy(population, self.folder)
         folder = self.shared.folder
 
-        def places(bars: Sequence[Any]) -> list[RunProcess]:
-            handles = cluster.actors(RunActor, len(bars), gpus, max_concurrency=4)
-            return [
+        def places(bars: Sequence[Any]) -> list[RunPlace]:
+            handles = cluster.actors(RunActor, len(bars), gpus, [place.node for place in self.there], max_concurrency=4)
+            made = [
                 RunPlace(cluster.ray, handle, node, folder, cache, bar, callbacks)
                 for (handle, node), bar in zip(handles, bars)
             ]
+            self.there += made
+            return made
 
         self.places = places
-        return places(bars)
+        return list(places(bars))
 
     def ready(self, processes: Sequence[RunProcess], seconds: float) -> list[RunProcess]:
         """Those that have something to say, or are gone."""
@@ -207,14 +212,19 @@ class RayRuns:
             self.cluster.ray.wait(waited, num_returns=1, timeout=seconds)
         return [place for place in places if place.heard()]
 
-    def another(self, process: RunProcess, lost: RemoteLost) -> RunProcess:
-        """One in the place of one that is gone; or raises what happened."""
+    def another(self, process: RunProcess, lost: RemoteLost) -> RunProcess | None:
+        """One in the place of one that is gone, None if the others have all that is left; or raises what happened."""
         self.losses += 1
         if self.losses > LOSSES:
             raise lost
         self.note(f"{lost}; its run goes on elsewhere")
         assert isinstance(process, RunPlace)
         process.close(keep_bar=True)
+        self.there.remove(process)
+        nodes = self.cluster.nodes()
+        room = sum(int(node.gpus if self.gpus else node.cpus) for node in nodes)
+        if self.there and room <= sum(place.node.id in {node.id for node in nodes} for place in self.there):
+            return None
         return self.places([process.bar])[0]
 
     def close(self) -> None:

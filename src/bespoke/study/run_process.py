@@ -243,7 +243,7 @@ class Processes:
         heard = wait([process.pipe for process in processes], timeout=seconds)
         return [process for process in processes if process.pipe in heard]
 
-    def another(self, process: RunProcess, lost: RemoteLost) -> RunProcess:
+    def another(self, process: RunProcess, lost: RemoteLost) -> RunProcess | None:
         """One in the place of one that is gone; or raises what happened."""
         raise lost
 

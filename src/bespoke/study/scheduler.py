@@ -285,10 +285,11 @@ class Jobs:
             if not busy:
                 break
             for process in self.pool.ready(busy, 0.2):
+                asked = process.job
                 try:
                     ended = process.receive(judge)
                 except RemoteLost as lost:
-                    trouble = trouble or self._lost(process, lost, queue)
+                    trouble = trouble or self._lost(process, asked, lost, queue)
                     continue
                 except Exception as error:
                     trouble = trouble or error
@@ -300,14 +301,14 @@ class Jobs:
         if trouble is not None:
             raise trouble
 
-    def _lost(self, process: RunProcess, lost: RemoteLost, queue: _Queue) -> BaseException | None:
+    def _lost(self, process: RunProcess, job: Job | None, lost: RemoteLost, queue: _Queue) -> BaseException | None:
         """A place is gone: its run goes on at another one from its last checkpoint. Returns why it cannot."""
-        job, process.job = process.job, None
         try:
             another = self.pool.another(process, lost)
         except Exception as error:
             return error
-        self.processes[self.processes.index(process)] = another
+        self.processes.remove(process)
+        self.processes += [another] if another is not None else []
         if job is not None:
             queue.held.insert(0, job)
         return None
