@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_cluster_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'bespoke-fl[ray]'")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = Run(experiment("alone"), RunFolder.create(tmp_path / "run", ""))
+        expected = rf"engine.address = '{address}': no Ray cluster can be used there \(.*refused\); start one with `ray"
+        with pytest.raises(UserError, match=expected), at_its_places(run, EngineConfig(address=address)):
+            pass
+
+
 def test_options_are_keys_of_the_experiment() -> None:
     assert placed(["seed=1"], "ray", "head:6379") == ["seed=1", 'engine.backend="ray"', 'engine.address="head:6379"']
     assert placed(None, None, None) == []
@@ -159,6 +171,14 @@ def test_places_are_shared_out_by_what_each_has_to_itself(
     found = "".join(one.id for one in shared_out(nodes, many, gpus))
     assert sorted(found) == sorted(expected)
     assert len(found) == len(expected)
+
+
+def test_a_place_that_is_built_anew_goes_where_there_is_room() -> None:
+    """Not onto a processor that another place has, or it would wait for it forever."""
+    two = [node("a", 1), node("b", 1)]
+    assert [one.id for one in shared_out(two, 1, False, beside=two[:1])] == ["b"]
+    assert [one.id for one in shared_out(two, 1, False, beside=two[1:])] == ["a"]
+    assert [one.id for one in shared_out(two[:1], 1, False, beside=two)] == ["a"]
 
 
 def test_the_settings_are_not_those_of_hosts() -> None:

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +26,11 @@ from filelock import FileLock, Timeout
 
 from bespoke import __version__
 from bespoke.errors import UserError, needs_extra
+from bespoke.federation.processes import WorkerFailed
 from bespoke.imported import TRUST
 
 PREFIX = "bespoke-ray-"
+CONNECT_SECONDS = 10.0  # that a cluster's head may take to answer
 STORE = 2**30  # bytes at most that a cluster on this machine keeps of what is sent
 LONGEST = 24  # characters of the folder of temporary files: a socket's path has room for no more
 ALSO = ("BESPOKE_", TRUST)  # variables of the environment that places are told
@@ -49,11 +52,14 @@ class Node:
     gpus: float
 
 
-def shared_out(nodes: Sequence[Node], many: int, gpus: bool) -> list[Node]:
-    """The nodes of so many places: each goes where a place has the most processors, or GPUs, to itself."""
+def shared_out(nodes: Sequence[Node], many: int, gpus: bool, beside: Sequence[Node] = ()) -> list[Node]:
+    """The nodes of so many places: each goes where a place has the most processors, or GPUs, to itself.
+
+    beside: the nodes of places that are there already.
+    """
     room = {node.id: node.gpus if gpus else node.cpus for node in nodes}
     usable = [node for node in nodes if room[node.id] >= 1]
-    taken = {node.id: 0 for node in usable}
+    taken = {node.id: sum(other.id == node.id for other in beside) for node in usable}
     chosen = []
     for _ in range(many if usable else 0):
         best = min(usable, key=lambda node: (taken[node.id] + 1) / room[node.id])  # of equal ones the first
@@ -113,14 +119,22 @@ class Cluster:
                 include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, _temp_dir=str(self.folder),
                 _node_ip_address="127.0.0.1", object_store_memory=min(STORE, _free(Path("/dev/shm")) // 3),
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
             self._clean()
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise WorkerFailed(
+                f"Ray did not start on this machine ({_first(error)}); try again when it is less busy, or leave out "
+                "--engine ray: one machine's own processes do the same work"
+            ) from None
 
     def _connect(self, address: str) -> None:
         try:
+            if address != "auto":  # Ray would try for minutes, and then end this process
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
             self.ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"engine.address = {address!r}: no Ray cluster can be used there ({_first(error)}); start one with "
                 "`ray start --head`, or leave the address out to use this machine"
@@ -162,21 +176,24 @@ class Cluster:
         return f"Ray {where}: {len(nodes)} node{'s' * (len(nodes) != 1)} with {cpus} processors{also}"
 
     # -- actors --------------------------------------------------------------------------------------------------------
-    def actors(self, kind: type, many: int, gpus: bool = False, **options: Any) -> list[tuple[Any, Node]]:
-        """So many actors of a class, which takes no arguments, and where they are. They start one beside the other.
+    def actors(
+        self, kind: type, many: int, gpus: bool = False, beside: Sequence[Node] = (), **options: Any
+    ) -> list[tuple[Any, Node]]:
+        """So many actors of a class, which takes no arguments, and where they are; `beside`: where there are others.
 
         Where there are more than processors, as after the loss of a node, they share them.
         """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        chosen = shared_out(self.nodes(), many, gpus)
+        chosen = shared_out(self.nodes(), many, gpus, beside)
         if len(chosen) < many:
             self.most(gpus)  # says what is missing
         made = []
         for node in chosen:
-            crowded = chosen.count(node) > (node.gpus if gpus else node.cpus)
-            share = node.gpus / chosen.count(node) if gpus and crowded else 1
-            wants = {"num_gpus": share, "num_cpus": 0} if gpus else {"num_cpus": 0 if crowded else 1}
+            there = sum(other.id == node.id for other in (*chosen, *beside))
+            crowded = there > (node.gpus if gpus else node.cpus)
+            wants = {"num_gpus": node.gpus / there if crowded else 1, "num_cpus": 0} if gpus else {}
+            wants = wants or {"num_cpus": 0 if crowded else 1}
             actor = self.ray.remote(kind).options(
                 max_restarts=0, max_task_retries=0, **wants, **options,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=False),

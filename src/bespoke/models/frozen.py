@@ -141,8 +141,8 @@ class FrozenLM(Network):
 class _Memory:
     """A cache of representations of texts without a prefix; the least recently used are dropped.
 
-    A text is computed by itself: the other rows of a batch would change its rounding, and a cached value must not depend
-    on what was computed before. It takes half as long again as in a batch, once.
+    A text is computed by itself: the other rows of a batch would change its rounding, and a cached value must not
+    depend on what was computed before. It takes half as long again as in a batch, once.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from bespoke import devices
 from bespoke.data.population import Population
+from bespoke.digests import read_json
 from bespoke.errors import UserError
 from bespoke.experiment.config import EngineConfig
 from bespoke.federation.engine import Choice, Engine
@@ -46,7 +47,11 @@ def at_its_places(run: Run, config: EngineConfig) -> Iterator[Run]:
         )
     shared = run.folder.path / ".rows"
     with Cluster(config.address, run.progress.note) as cluster:
-        device = config.device if config.device != "auto" else "cuda" if sum(n.gpus for n in cluster.nodes()) else "cpu"
+        device = config.device
+        if device == "auto":  # where it was begun, if it was
+            begun = run.folder.path / "engine.json"
+            found = "cuda" if any(node.gpus for node in cluster.nodes()) else "cpu"
+            device = read_json(begun, "remove it and resume the run")["device"] if begun.exists() else found
         many = config.workers or cluster.most(device == "cuda")
         run.progress.note(f"{cluster.text()}; worker processes are actors there")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bespoke.records import RunRecord
     from bespoke.study.job import Job, Judge
 
-LOSSES = 3  # places that a study bears to lose
+LOSSES = 10  # places that a study bears to lose
 POLL_SECONDS = 5.0  # that an actor waits for something to say before it is asked again
 
 
@@ -134,7 +134,7 @@ class RunPlace(RunProcess):
     def __init__(
         self, ray: Any, handle: Any, node: Node, folder: Path, cache: Path, bar: Any, callbacks: Sequence[Callback]
     ) -> None:
-        self.bar, self.job, self.stop_sent, self.callbacks = bar, None, False, callbacks
+        self.bar, self.job, self.stop_sent, self.callbacks, self.node = bar, None, False, callbacks, node
         self.imported = True  # what it has not yet done it does before its first run
         serving = handle.serve.remote(setup(), str(folder), str(cache), bool(callbacks))
         self.calls = _Calls(ray, handle, f"the place on {node.address}", serving)
@@ -153,6 +153,7 @@ class RunPlace(RunProcess):
 
     def receive(self, judge: Judge) -> tuple[Job, RunRecord | None] | None:
         if self.trouble is not None:
+            self.job = None
             raise self.trouble
         return super().receive(judge)
 
@@ -208,11 +209,15 @@ class RayRuns:
             self.processes.extend(self._places([Silent() for _ in range(self.size)]))
         return self.processes
 
+    def _nodes(self) -> list[Node]:
+        """The node of each place."""
+        return [process.node for process in self.processes if isinstance(process, RunPlace)]
+
     def _places(self, bars: Sequence[Any]) -> list[RunPlace]:
         """A place for each bar."""
         cluster, shared = self._connect(), self.shared
         assert shared is not None
-        handles = cluster.actors(RunActor, len(bars), self.gpus, max_concurrency=4)
+        handles = cluster.actors(RunActor, len(bars), self.gpus, self._nodes(), max_concurrency=4)
         return [
             RunPlace(cluster.ray, handle, node, shared.folder, self.cache, bar, self.callbacks)
             for (handle, node), bar in zip(handles, bars)
@@ -227,14 +232,19 @@ class RayRuns:
         return [place for place in places if place.heard()]
 
     def replace(self, process: RunProcess, lost: RemoteLost) -> None:
-        """Another place instead of one that is gone; raises what happened after too many of them."""
+        """Another place instead of one that is gone, if there is room for one; raises what happened after too many."""
         self.losses += 1
         if self.losses > LOSSES:
             raise lost
         self.note(f"{lost}; its run goes on elsewhere")
         assert isinstance(process, RunPlace)
         process.close(keep_bar=True)
-        self.processes[self.processes.index(process)] = self._places([process.bar])[0]
+        self.processes.remove(process)
+        nodes = self.cluster.nodes()
+        room = sum(int(node.gpus if self.gpus else node.cpus) for node in nodes)
+        taken = sum(node.id in {place.id for place in nodes} for node in self._nodes())
+        if not self.processes or room > taken:
+            self.processes.extend(self._places([process.bar]))
 
     def close(self) -> None:
         for process in self.processes:

@@ -234,10 +234,11 @@ class Jobs:
                 threading.Thread(target=self.meanwhile, daemon=True).start()
                 self.meanwhile = None
             for process in self.pool.heard(busy, 0.2):
+                asked = process.job
                 try:
                     ended = process.receive(judge)
                 except RemoteLost as lost:
-                    trouble = trouble or self._replace(process, lost, queue)
+                    trouble = trouble or self._replace(process, asked, lost, queue)
                     continue
                 except Exception as error:
                     trouble = trouble or error
@@ -249,10 +250,9 @@ class Jobs:
         if trouble is not None:
             raise trouble
 
-    def _replace(self, process: RunProcess, lost: RemoteLost, queue: _Queue) -> BaseException | None:
+    def _replace(self, process: RunProcess, job: Job | None, lost: RemoteLost, queue: _Queue) -> BaseException | None:
         """The process is gone: its run goes on in another one, from its last checkpoint. Returns why it cannot."""
         assert self.pool is not None
-        job, process.job = process.job, None
         try:
             self.pool.replace(process, lost)
         except Exception as error:
