@@ -280,3 +280,10 @@ def test_a_hub_toml_that_no_longer_fits_the_kit(made: Loopback) -> None:
                   Hub, "hub.toml")  # fmt: skip
     with pytest.raises(UserError, match="cannot change after init"):
         follow_list(made.kit, moved)
+
+
+@pytest.mark.parametrize("name", ["init", "join", "approve", "site", "hub", "harden"])
+def test_help_teaches_by_example(name: str) -> None:
+    told = bespoke("deploy", name, "--help")
+    assert told.code == 0
+    assert f"bespoke deploy {name} " in told.out.split("Usage:")[1].split("\n", 1)[1]  # besides the usage line
