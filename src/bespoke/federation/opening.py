@@ -16,3 +16,4 @@ class Opening:
     stage: int
     noise: dict[str, Any] | None = None  # of [privacy], as the account has settled it: the values of its transform
     sample: Tree = field(default_factory=dict)  # what a client is sent in a first round, all zeros
+    learned: dict[str, Any] | None = None  # means and deviations of all places' rows, by column
