@@ -25,6 +25,7 @@ from bespoke.experiment.experiment import (
 from bespoke.federation.cohorts import Draw
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.federation.engine import Engine, RoundResult, broadcast_bytes
+from bespoke.federation.processes import RemoteLost
 from bespoke.federation.traffic import Ledger
 from bespoke.messages.transform import State
 from bespoke.method import Method
@@ -35,6 +36,7 @@ from bespoke.runs.beginning import account_of, check_fits, execution, keep_relea
 from bespoke.runs.evaluation import Point, Scoring
 from bespoke.runs.events import Interrupted, Progress, Silent
 from bespoke.runs.folder import LOGS, Checkpoint, RunFolder
+from bespoke.runs.losses import Losses
 from bespoke.runs.results import Results
 from bespoke.runs.round_lines import Lines, RoundLines
 from bespoke.runs.shared_stages import look_up, share
@@ -63,11 +65,15 @@ class Run:
     engine_of: Callable[[Population, EngineChoice], Engine] = Engine  # where clients live; default: a simulation
     scoring_of: Callable[..., Any] = Scoring  # makes and scores personal models; where scores stay with the clients,
     results_of: Callable[..., Any] = Results  # another, and what is written of it
+    losses: int = 0  # how often in a row places may be lost: `engine_of` is asked for new ones
 
     def __post_init__(self) -> None:
         (self.folder.path / "private").mkdir(exist_ok=True)
         self.ledger = Ledger(self.experiment.robust, self.experiment.secure)
         self.lines = RoundLines(self.experiment, self.ledger, self.progress.note)
+
+    def _anew(self) -> None:
+        """Nothing is known but what lies in the folder."""
         self.segments: list[str] = []
         self.excluded: Counter[str] = Counter()
         self.state: State = {}  # of the transforms, on the server: for the next round, and
@@ -82,10 +88,20 @@ class Run:
         done = self.folder.result()
         if done is not None:
             return done
+        self.teller = Teller(self.experiment, self.folder, self.name, self.callbacks)
+        keep_release(self.experiment.population, self.folder.path)
+        losses = Losses(self.losses, self.progress.note)
+        while True:
+            found = self.folder.latest()
+            try:
+                return self._from(found)
+            except RemoteLost as lost:
+                losses.bear(lost, found and (found.stage, found.round))
+
+    def _from(self, found: Checkpoint | None) -> RunRecord:
+        """Run to the end from a checkpoint, or from the beginning, with places that know nothing yet."""
+        self._anew()
         experiment = self.experiment
-        self.teller = Teller(experiment, self.folder, self.name, self.callbacks)
-        keep_release(experiment.population, self.folder.path)
-        found = self.folder.latest()
         if found:
             self._go_on(found)
         params = self.begin_with or experiment.task.init(int(mix("init", experiment.seed)) & 0x7FFFFFFF)

@@ -109,8 +109,6 @@ class Rules:
                     f"themselves, of which some may have fewer than {self.least} clients; use [secure] sums = true, "
                     "or a site with least = 1"
                 )
-        if self.epsilon is not None:
-            self.noise(work)
 
     def noise(self, work: ClientWork) -> float:
         """1 / z^2 of a round, of the noise that is added here."""
@@ -161,7 +159,7 @@ class Budget:
         if self.rules.epsilon is None or not work.method.trains:
             return
         assert self.rules.delta is not None
-        after = self.squared_mu + self.rules.noise(work)
+        after = self.squared_mu + self.rules.noise(work)  # a stage is opened before its noise is known, and only then
         cost = gaussian_epsilon(after, self.rules.delta)
         if cost > self.rules.epsilon:
             spent = gaussian_epsilon(self.squared_mu, self.rules.delta)
