@@ -77,16 +77,19 @@ def test_a_site_keeps_the_personal_models_of_its_clients(tmp_path: Path) -> None
     host = lines["north"].site.host
     models = sorted((tmp_path / "north" / "models" / "personal").iterdir())
     assert len(models) == 4
+    found = 0
     for folder in models:
         model = load_personal(folder)
         number = list(host.population.ids).index(model.about["client"])
         if model.about["candidate"] != "personal":
             continue
         rows = population.columns["x"][:5]
-        private = host.private.read([number])["params"]
-        expected = rows @ private["weight"][0].T + private["bias"][0] if "weight" in private else None
-        if expected is not None:
-            np.testing.assert_allclose(model.predict(rows.numpy()), expected[:, 0].numpy(), rtol=1e-4, atol=1e-5)
+        private = host.private.read([number])
+        (weight,), (bias,) = ([leaf[0] for leaf in leaves(private) if leaf.dim() == dims] for dims in (3, 2))
+        expected = rows @ weight.T + bias
+        np.testing.assert_allclose(model.predict(rows.numpy()), expected[:, 0].numpy(), rtol=1e-4, atol=1e-5)
+        found += 1
+    assert found
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -103,7 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a file of the site": (
         {}, {"model": {"name": "mlp", "hidden": [4], "pretrained": "/etc/passwd"}}, "opens no files for the hub",
     ),
-    "an attack": ({}, {"attack": {"kind": "sign-flip", "fraction": 0.2}}, r"no experiment with \[attack\]"),
+    "an attack": ({}, {"attack": {"kind": "sign-flip", "clients": 0.2}}, r"no experiment with \[attack\]"),
     "no noise": ({"epsilon": 1.0, "delta": 1e-3}, {}, "noise has to be added here: set privacy.local_noise"),
     "noise elsewhere": (
         {"epsilon": 1.0, "delta": 1e-3}, {"privacy": {"noise": 2.0, "delta": 1e-3}}, "set privacy.local_noise",

@@ -60,7 +60,8 @@ class Agreement:
         plain = resolved(hub_config(config))
         said = _ask(sites, Call("describe", {"config": plain, "learned": None}))
         compare(said)
-        rosters = tuple(_ask(sites, Call("hello"))[name] for name in names)
+        known = _ask(sites, Call("hello"))
+        rosters = tuple(known[name] for name in names)
         met, about = joined(rosters, [f"site {name}" for name in names]), said[names[0]]["about"]
         for name in names:
             note(f"site {name}: {said[name]['clients']} clients, sums of {said[name]['least']} or more")

@@ -29,14 +29,16 @@ class GuardedSite(Site):
     ) -> None:
         super().__init__(host, host.work_of, limit, OPERATIONS_OF_SITES, failed)
         self.log = log
-        self.said: dict[str, Any] = {}
+        self.said: dict[str, Any] = {}  # of the answer that is being made, for the log
+        self.said_last: dict[str, Any] = {}
 
     def answer(self, message: bytes) -> bytes:
         self.said = {"operation": "?", "refused": True}
         before = self.last
         reply = super().answer(message)
         if self.last is before and before is not None and reply is before[1]:
-            self.said = {"again": True}  # an answer that was lost on its way: the same bytes
+            self.said = {**self.said_last, "again": True}  # an answer that was lost on its way: the same bytes
+        self.said_last = self.said
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **self.said, "heard": len(message), "sent": len(reply)}
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
