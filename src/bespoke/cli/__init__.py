@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
     compare,
+    deploy,
     experiments,
     generate,
     listings,

@@ -11,7 +11,7 @@ import json
 import stat
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bespoke.errors import UserError
 
@@ -122,9 +122,9 @@ def expected(role: Role, kit: Path) -> dict[str, dict[str, Any]]:
 
 def role_of(kit: Path) -> Role:
     """Whether a kit is a hub's or a site's."""
-    for role in ("hub", "site"):
+    for role in get_args(Role):
         if (kit / "startup" / STARTUP[role][0]).is_file():
-            return role  # type: ignore[return-value]
+            return role
     raise UserError(f"{kit} is no kit: it has no startup/fed_server.json and no startup/fed_client.json")
 
 

@@ -121,6 +121,20 @@ def settle_site(kit: Path, settings: SiteSettings, approval: Approval | None = N
     _write_json(path, {**said, "site": settings.name, "project": settings.project, "state": state, **own})
 
 
+def follow_list(kit: Path, hub: Hub) -> None:
+    """Takes over what may change in hub.toml after `init`: who belongs to the project, and how many are needed."""
+    server = json.loads((kit / "startup/fed_server.json").read_text(encoding="utf-8"))["servers"][0]
+    made = (server["name"], server["service"]["target"])
+    if made != (hub.name, f"{hub.server}:{hub.port}"):
+        raise UserError(
+            f"hub.toml says {hub.name!r} on {hub.server}:{hub.port}; the kit was made for {made[0]!r} on {made[1]}. "
+            "Name, server and port stand in the certificates and kits of all sites and cannot change after init"
+        )
+    path = kit / "local" / BY_BESPOKE
+    said = json.loads(path.read_text(encoding="utf-8"))
+    _write_json(path, {**said, "sites": hub.sites, "min_sites": hub.min_sites, "least": hub.least})
+
+
 def harden(kit: Path) -> Role:
     """Writes the files of a kit that say what may happen on this machine, and checks the whole kit."""
     role = role_of(kit)

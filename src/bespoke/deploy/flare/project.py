@@ -8,16 +8,35 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from bespoke.errors import UserError
 from bespoke.experiment.typed import explain
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$"  # of projects, sites and organizations: also names of files and certificates
 HOST = r"^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?$"
+FINGERPRINT = r"^[0-9a-f]{64}$"
+ALLOWED = {
+    NAME: "up to 40 letters, digits, - and _, the first a letter or a digit",
+    HOST: "the name or the number of a machine, such as hub.example.org",
+    FINGERPRINT: "64 digits of 0-9 and a-f, as the hub has told you",
+}
 RESERVED = ("server", "all", "@all", "admin", "client")  # FLARE means something else by them
 
-Name = Annotated[str, StringConstraints(pattern=NAME)]
+TRUTHS = ("yes", "true", "t", "y", "no", "false", "f", "n")
+
+
+def _plain(name: str) -> str:
+    """Refuses names that FLARE takes for a number or a truth value on the command line of its programs."""
+    try:
+        float(name)
+    except ValueError:
+        if name.lower() not in TRUTHS:
+            return name
+    raise ValueError(f"{name!r} is no name for FLARE, which reads it as a number or as yes or no; choose another one")
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME), AfterValidator(_plain)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -36,7 +55,6 @@ class Columns(_Strict):
     group: str | None = Field(default=None, description="the group column")
     features: list[str] | None = Field(default=None, description="the feature columns; default: the schema's")
     time: str | None = Field(default=None, description="the time column, for splits by time")
-    text: str | None = Field(default=None, description="the column of texts")
 
 
 class Hub(_Strict):
@@ -62,6 +80,8 @@ class Hub(_Strict):
                 raise ValueError(f"sites: {name!r} is the name of something else; choose another one")
         if self.min_sites > len(self.sites):
             raise ValueError(f"min_sites = {self.min_sites} is more than the {len(self.sites)} sites")
+        if self.schema_file is not None and self.columns is None:
+            raise ValueError("schema needs a table [columns] with client = ..., the client column of the tables")
         return self
 
 
@@ -74,7 +94,7 @@ class SiteSettings(_Strict):
     server: str = Field(pattern=HOST, description="the hub's machine")
     port: Port = Field(default=8002, description="the hub's port")
     fingerprint: str = Field(
-        pattern=r"^[0-9a-f]{64}$", description="of the hub's authority; compare it with what the hub says by telephone"
+        pattern=FINGERPRINT, description="of the hub's authority; compare it with what the hub says by telephone"
     )
     least: int = Field(default=3, ge=1, description="least number of clients in a sum that leaves this site")
     epsilon: float | None = Field(default=None, gt=0, description="this site's own privacy budget; default: none")
@@ -117,11 +137,18 @@ def check(found: Any, kind: type[Settings], where: str) -> Settings:
         return kind.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
-        if first["type"] == "value_error":  # of _together
-            raise UserError(f"{where}: {first['ctx']['error']}") from None
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "value_error":  # of _plain and _together
+            raise UserError(f"{where}: {key}{': ' if key else ''}{first['ctx']['error']}") from None
+        if first["type"] == "string_pattern_mismatch":
+            allowed = ALLOWED[first["ctx"]["pattern"]]
+            raise UserError(f"{where}: {key} = {first['input']!r}: it has to be {allowed}") from None
         raise explain(error, kind, where) from None
 
 
 def is_name(text: str) -> bool:
     """Whether a text can be the name of a site."""
-    return re.fullmatch(NAME, text) is not None
+    try:
+        return bool(re.fullmatch(NAME, text) and _plain(text))
+    except ValueError:
+        return False

@@ -65,9 +65,9 @@ class Running:
         end = time.monotonic() + seconds
         while not self.ready():
             if not self.alive():
-                raise NotReady(f"{self.name} has ended with code {self.process.returncode}:\n{self._last()}")
+                raise NotReady(f"{self.name} has ended with code {self.process.returncode}:\n{self.last_lines()}")
             if time.monotonic() > end:
-                raise NotReady(f"{self.name} is not ready after {seconds:g} seconds:\n{self._last()}")
+                raise NotReady(f"{self.name} is not ready after {seconds:g} seconds:\n{self.last_lines()}")
             time.sleep(0.1)
         return self
 
@@ -107,7 +107,8 @@ class Running:
             pass
         return [child for child in self._family.values() if _runs(child)]
 
-    def _last(self, lines: int = 12) -> str:
+    def last_lines(self, lines: int = 12) -> str:
+        """The end of the log and of what else the process has said."""
         said = self.log() + (self.kit / "output.txt").read_text(errors="replace")
         return "\n".join(said.splitlines()[-lines:])
 

@@ -1,0 +1,209 @@
+"""The commands `bespoke deploy init | join | approve | site | hub | harden`: a real federation, on several machines."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bespoke.cli.app import Json, app
+from bespoke.cli.console import print_json
+from bespoke.errors import UserError
+
+deploy = typer.Typer(
+    name="deploy",
+    help="Run a federation on several machines, with NVIDIA FLARE. Starts with `bespoke deploy init hub.toml`.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.add_typer(deploy)
+
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write.")]
+HubFolder = Annotated[Path, typer.Option("--hub", metavar="FOLDER", help="The folder that `init` has made.")]
+
+
+@deploy.command()
+def init(
+    settings: Annotated[Path, typer.Argument(metavar="HUB.TOML", help="The project: server name, sites, schema.")],
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """At the hub: make the project's authority, the hub's kit, and the file that sites fill in.
+
+    `bespoke deploy init hub.toml`
+    """
+    from bespoke.deploy.flare.project import read_hub
+
+    hub = read_hub(settings)
+    from bespoke.deploy.flare.authority import Authority
+    from bespoke.deploy.flare.kit import write_hub
+
+    folder = out or settings.parent / "hub"
+    write_hub(hub, folder, _schema(hub.schema_file, settings.parent))
+    (folder / "hub.toml").write_bytes(settings.read_bytes())
+    fingerprint = Authority.load(folder / "authority").fingerprint
+    if as_json:
+        print_json({"folder": str(folder), "invitation": str(folder / "site.toml"), "fingerprint": fingerprint})
+        return
+    print(f"The hub of {hub.name} is in {folder}. Its authority has the fingerprint")
+    print(f"  {fingerprint}")
+    print(f"Send {folder / 'site.toml'} to the sites ({', '.join(hub.sites)}).")
+    print("Tell them the fingerprint by telephone.")
+    print(f"{folder / 'authority'} signs certificates: keep it secret; it may lie on a machine without a network.")
+    print("Start the hub: bespoke deploy hub" + ("" if out is None else f" {folder}"))
+
+
+@deploy.command()
+def join(
+    settings: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The hub's file, with name and org filled in.")],
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """At a site: make the site's own key, which never leaves it, and a request for the hub.
+
+    `bespoke deploy join site.toml`
+    """
+    from bespoke.deploy.flare.project import read_site
+
+    site = read_site(settings)
+    from bespoke.deploy.flare.authority import request, request_fingerprint
+
+    folder = out or settings.parent / site.name
+    path = request(site, folder)
+    if settings.resolve() != (folder / "site.toml").resolve():
+        (folder / "site.toml").write_bytes(settings.read_bytes())
+    key = request_fingerprint(path)
+    if as_json:
+        print_json({"folder": str(folder), "request": str(path), "key": key})
+        return
+    print(f"Send {path} to the hub, and tell it by telephone the fingerprint of your key:")
+    print(f"  {key}")
+    print(f"Put what comes back ({site.name}.approved.zip) into {folder}. Then:")
+    print(f"  bespoke deploy site {folder} --data rows.csv")
+
+
+@deploy.command()
+def approve(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.ZIP", help="What a site has sent.")],
+    hub: HubFolder = Path("hub"),
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="What goes back to the site.")] = None,
+    again: Annotated[bool, typer.Option("--again", metavar="", help="The site has made a new key.")] = False,
+    as_json: Json = False,
+) -> None:
+    """At the hub: sign a site's certificate. Compare the fingerprint with the one that the site says by telephone.
+
+    `bespoke deploy approve north.request.zip`
+    """
+    from bespoke.deploy.flare.project import read_hub
+
+    said = read_hub(hub / "hub.toml")
+    from bespoke.deploy.flare.authority import Authority, request_fingerprint
+    from bespoke.deploy.flare.authority import approve as sign
+
+    schema = hub / "schema.json"
+    written = sign(
+        Authority.load(hub / "authority"), said, request, schema.read_bytes() if schema.exists() else b"", out, again
+    )
+    key = request_fingerprint(request)
+    if as_json:
+        print_json({"approved": str(written), "key": key})
+        return
+    print(f"Send {written} to the site, if this is the fingerprint that the site has told you by telephone:")
+    print(f"  {key}")
+
+
+@deploy.command()
+def site(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `join` has made.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="ROWS", help="The site's table, or its population folder.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", metavar="", help="Check kit and rows, and do not start.")] = False,
+) -> None:
+    """At a site: check the rows against the agreed schema, start, and stay until Ctrl-C.
+
+    `bespoke deploy site north --data rows.csv`
+    """
+    from bespoke.deploy.flare.project import read_site
+
+    settings = read_site(folder / "site.toml")
+    from bespoke.deploy.flare.hardened import check_kit
+    from bespoke.deploy.flare.kit import settle_site, write_site
+    from bespoke.deploy.flare.rows import check_rows
+
+    kit, approved = folder / "kit", folder / f"{settings.name}.approved.zip"
+    if not (kit / "startup").is_dir():
+        if not approved.exists():
+            raise UserError(f"{approved} is missing: it comes from the hub, in answer to {settings.name}.request.zip")
+        write_site(settings, folder, approved)
+    check_kit(kit)
+    for line in check_rows(kit, data, settings.least):
+        print(line)
+    settle_site(kit, settings, data=data)
+    if not check:
+        _stay(kit)
+
+
+@deploy.command()
+def hub(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `init` has made.")] = Path("hub"),
+) -> None:
+    """At the hub: start, and stay until Ctrl-C. Says which sites come, and what needs attention.
+
+    `bespoke deploy hub`
+    """
+    from bespoke.deploy.flare.kit import follow_list
+    from bespoke.deploy.flare.project import read_hub
+
+    follow_list(folder / "kit", read_hub(folder / "hub.toml"))
+    _stay(folder / "kit")
+
+
+@deploy.command()
+def harden(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a hub or a site.")],
+) -> None:
+    """Write the files of a kit that say what may happen on this machine again, after a move or a change.
+
+    `bespoke deploy harden north`
+    """
+    from bespoke.deploy.flare.kit import harden as write
+
+    print(f"{folder / 'kit'}: the {write(folder / 'kit')}'s kit is hardened")
+
+
+def _schema(named: str | None, beside: Path) -> bytes:
+    """The agreed schema as a file, checked."""
+    if named is None:
+        return b""
+    import json
+
+    from bespoke.data.tables.schema import Schema
+
+    return json.dumps(Schema.read(beside / named).to_json(), indent=1, ensure_ascii=False).encode()
+
+
+def _stay(kit: Path) -> None:
+    """Starts a kit, says what happens, and ends it with this program."""
+    from bespoke.deploy.flare.roster import notices
+    from bespoke.deploy.flare.running import start
+
+    running = start(kit, wait=None)
+    print(f"{running.name} starts; its log is {kit / 'log.txt'}. Ctrl-C ends it.", flush=True)
+    since = time.time()
+    said = False
+    try:
+        while running.alive():
+            if not said and running.ready():
+                said = True
+                print("The hub listens." if running.role == "hub" else "Registered with the hub.", flush=True)
+            for line in notices(kit, since) if running.role == "hub" else []:
+                since = line["time"] + 1e-3
+                print(f"Attention: the site {line['site']!r} {line['what']}: {line['more']}", flush=True)
+            time.sleep(0.5)
+    finally:
+        running.stop()
+    raise UserError(f"{running.name} has ended by itself; the end of {kit / 'log.txt'}:\n{running.last_lines(4)}")
