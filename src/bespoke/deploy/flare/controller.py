@@ -25,16 +25,13 @@ from bespoke.deploy.federated.hub import Hub
 from bespoke.deploy.flare.check_period import set_check_period
 from bespoke.deploy.flare.executor import MESSAGE, TASK, kit_of
 from bespoke.deploy.flare.hardened import BY_BESPOKE
+from bespoke.deploy.flare.job import AGAIN, EXPERIMENT, NOTES, OUTCOME, RUN
 from bespoke.errors import UserError
 from bespoke.experiment.checks import checked
 from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.runs.events import Interrupted
 from bespoke.storage import write_text
 
-EXPERIMENT = "experiment.json"  # in the run's folder of the hub's state: what is to be run
-OUTCOME = "outcome.json"  # what became of the last job
-AGAIN = "again"  # a file that asks for the next job, because a site has come back
-RUN = "run"  # the run folder beside them
 FETCHED = 30.0  # seconds within which a site that is there asks for its work
 QUIET = 45.0  # seconds without a sign of life after which a site that works is gone
 LATE = 3600.0  # seconds a site may work on one message, where nobody says otherwise
@@ -101,11 +98,11 @@ class SiteLine:
 
 
 class HubController(Controller):  # type: ignore[misc]
-    """Runs an experiment that lies in the hub's state under `name`, with the sites of this job."""
+    """Runs the experiment that lies in the hub's state under the name `run`, with the sites of this job."""
 
-    def __init__(self, name: str, sites: list[str], late: float = LATE) -> None:
+    def __init__(self, run: str, sites: list[str], late: float = LATE) -> None:
         super().__init__()
-        self.name, self.sites, self.late = name, sites, late
+        self.run_name, self.sites, self.late = run, sites, late
         self.away: dict[str, float] = {}  # sites that were lost in this job, and when
         self.seen: dict[str, float] = {}  # when a site gave its last sign of life
         self.context: FLContext
@@ -143,14 +140,14 @@ class HubController(Controller):  # type: ignore[misc]
         self.context, self.signal = fl_ctx, abort_signal
         kit = kit_of(fl_ctx)
         said = json.loads((kit / "local" / BY_BESPOKE).read_text(encoding="utf-8"))
-        folder = Path(said["state"]) / "runs" / self.name
+        folder = Path(said["state"]) / "runs" / self.run_name
         job = str(fl_ctx.get_job_id())
         found: dict[str, Any] = {}
         try:
             raw = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
             hub = Hub(
                 checked(raw["experiment"], raw["where"]), folder / RUN, tuple(said["sites"]), said["min_sites"],
-                progress=Notes(folder / "notes.jsonl"), stop=lambda: bool(abort_signal.triggered),
+                progress=Notes(folder / NOTES), stop=lambda: bool(abort_signal.triggered),
                 after_round=lambda stage, number: self._again(folder),
             )  # fmt: skip
             hub.run(self._lines)

@@ -21,7 +21,7 @@ def check_rows(kit: Path, data: Path | None = None, least: int = 0) -> list[str]
     """
     said = json.loads((kit / "local" / BY_BESPOKE).read_text(encoding="utf-8"))
     said["data"] = str(data) if data is not None else said["data"]
-    rows = _load(said)
+    rows = load_rows(said)
     clients = len(rows.ids)
     if clients < least:
         raise UserError(
@@ -31,7 +31,7 @@ def check_rows(kit: Path, data: Path | None = None, least: int = 0) -> list[str]
     return [f"{said['data']}: {rows.rows:,} rows of {clients:,} clients", *rows.about.get("notes", [])]
 
 
-def _load(said: dict[str, Any]) -> Population:
+def load_rows(said: dict[str, Any]) -> Population:
     if said["data"] is None:
         raise UserError("which rows are this site's? Name its table or its population folder: --data rows.csv")
     path = Path(said["data"])
