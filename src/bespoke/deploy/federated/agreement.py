@@ -1,6 +1,6 @@
 """What the sites of a run have agreed on before anything is trained: versions, schema, clients, means and deviations.
 
-It is written into the run's folder when the run begins (federation.json), and holds for all of it: a site that comes
+It is written into the run's folder when the run begins (federation/agreement.json), and holds for all of it: a site that comes
 back has to bring the same clients.
 """
 
@@ -30,7 +30,7 @@ from bespoke.federation.sites import learn
 from bespoke.federation.wire import VERSION
 from bespoke.storage import write_text
 
-FILE = "federation.json"
+FILE = "federation/agreement.json"  # in a folder of its own: results do not depend on it
 ELSEWHERE = "rows of the sites"  # what stands in the place of a path
 
 
@@ -101,6 +101,7 @@ class Agreement:
             "names": list(self.names), "rosters": [_plain(roster) for roster in self.rosters], "about": self.about,
             "learned": self.learned, "floats": self.floats, "share_clients": self.share_clients, "id": self.id,
         }  # fmt: skip
+        (folder / FILE).parent.mkdir(exist_ok=True)
         write_text(folder / FILE, json.dumps(sealed(found)))
 
     @classmethod

@@ -29,7 +29,7 @@ from bespoke.storage import write_text
 from bespoke.tensors import Params, Tree, take
 
 Ints = NDArray[np.int64]
-POINTS = "points.json"
+POINTS = "federation/points.json"
 AWAY = -1  # the home of a client whose site is not there
 BY_SITES = Choice(False, 1, 0, 1, "autograd", "as each site chooses")
 

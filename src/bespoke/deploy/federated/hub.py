@@ -30,7 +30,7 @@ from bespoke.runs.events import Progress, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 
-LEGS = "legs.jsonl"  # when the run went on, and with which sites
+LEGS = "federation/legs.jsonl"  # when the run went on, and with which sites
 
 
 @dataclass
@@ -112,6 +112,6 @@ class Hub:
             )
 
     def _note(self, what: dict[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / LEGS).parent.mkdir(parents=True, exist_ok=True)
         with open(self.path / LEGS, "a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **what}) + "\n")
