@@ -18,7 +18,7 @@ from bespoke.federation.processes import RemoteLost
 from bespoke.runs.folder import RunFolder
 from kills import assert_identical, contents
 from loopback import split_up
-from sites_here import NAMES, Line, hub, site
+from sites_here import MODE, NAMES, Line, hub, site
 from test_federation import assert_like
 from test_protocol import STAGES, asked, people, ran
 
@@ -30,13 +30,15 @@ def parts() -> dict[str, Any]:
     return dict(zip(NAMES, split_up(people(), 3)))
 
 
-def run(folder: Path, gone: Callable[[str, int], bool] = lambda name, n: False, config: Any = None) -> dict[str, bytes]:
+def run(
+    folder: Path, gone: Callable[[str, int], bool] = lambda name, n: False, config: Any = None, mode: Any = MODE
+) -> dict[str, bytes]:
     """A run whose sites are started anew, with nothing but their files, for each leg. `gone(name, n)`: the site is gone
     when its n-th message of the whole run is sent."""
     counts = dict.fromkeys(NAMES, 0)
 
     def lines() -> dict[str, Line]:
-        return {name: Line(site(rows, folder / name), watch(name)) for name, rows in parts().items()}
+        return {name: Line(site(rows, folder / name, mode=mode), watch(name)) for name, rows in parts().items()}
 
     def watch(name: str) -> Callable[[int], bool]:
         def at(_: int) -> bool:

@@ -24,7 +24,7 @@ from bespoke.deploy.federated import statistics
 from bespoke.deploy.federated.kept import Points, keep_models
 from bespoke.deploy.federated.rules import Budget, Rules
 from bespoke.deploy.federated.statistics import Tables
-from bespoke.digests import digest
+from bespoke.digests import digest, read_json, sealed
 from bespoke.errors import UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.checks import checked
@@ -32,6 +32,7 @@ from bespoke.experiment.choosing import QueryScores, SupportScores, ValidationSc
 from bespoke.experiment.experiment import Experiment, engine_choice
 from bespoke.experiment.opening import work_of
 from bespoke.experiment.prepare import Prepared, prepare
+from bespoke.federation.execution import Choice
 from bespoke.federation.host import Host
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
@@ -39,6 +40,7 @@ from bespoke.federation.processes import RemoteLost
 from bespoke.federation.wire import VERSION
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.messages.transform import State
+from bespoke.storage import write_text
 from bespoke.tensors import Params, Tree
 
 Ints = NDArray[np.int64]
@@ -138,9 +140,17 @@ class SiteHost(Host):
         work = work_of(opening, built.experiment)
         self.rules.check_work(work)
         if not self.chosen_mode:
-            choice = engine_choice(replace(built.experiment, engine={"workers": 0}))
-            self.mode = choice.mode()
+            self.mode = self._choice(opening.config, built.experiment).mode()
         return work
+
+    def _choice(self, config: dict[str, Any], experiment: Experiment) -> Choice:
+        """How clients are executed here. Kept: after a restart a run is executed as it began, or bits would differ."""
+        path, key = self.state / "engine.json", digest(json.dumps(config, sort_keys=True).encode())
+        known = read_json(path, "remove it") if path.exists() else {}
+        if key not in known:
+            known[key] = engine_choice(replace(experiment, engine={"workers": 0})).to_json()
+            write_text(path, json.dumps(sealed(known)))
+        return Choice(**known[key])
 
     def open(self, work: ClientWork, params: Params) -> None:
         self.population = work.train.population  # encoded and standardized for this experiment
