@@ -22,7 +22,6 @@ from test_federation_losses import results, run
 from test_protocol import STAGES, asked, people, ran
 
 LONG = [{"method": "ditto", "rounds": 40, "lr": 0.05, "batch_size": 4}]
-SECURE = {"sums": True, "least": 2}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from sites_here import NAMES, Line, hub, three
 from loopback import split_up
 from test_protocol import LOOPED, STAGES, asked, people, ran
 
-SECURE = {"sums": True, "least": 2}
 
 
 def config_of(name: str, **more: Any) -> Any:

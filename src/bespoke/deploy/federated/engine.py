@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,11 @@ class SiteEngine(Engine):
         ]
         super().__init__(met.roster, BY_SITES, remotes, np.array(where, np.int64)[met.homes])
         self.run, self.leg, self.points = agreed.id, leg, Points(folder / POINTS)
+
+    def open(self, work: ClientWork, params: Params) -> None:
+        super().open(work, params)
+        if self.sums is not None and not self.sums.rounds:
+            self.sums.rounds = int(time.time() * 1000)  # clients answer no number twice, whatever leg or run it is of
 
     def present(self, clients: Ints) -> Ints:
         """Those of these clients whose site is there."""

@@ -86,6 +86,8 @@ class Hub:
                 for name in sorted(set(self.expected) - set(remotes)):
                     self.progress.note(f"site {name} is not there; the run begins without it")
             else:
+                if self.config.secure is not None and self.config.secure.sums:
+                    self._all_of(agreed, remotes)
                 late = [name for name in remotes if name not in agreed.names]
                 for name in late:
                     self.progress.note(f"site {name} was not there when the run began; it takes part in the next run")
@@ -102,6 +104,12 @@ class Hub:
                 engine_of=lambda population, choice: engine, scoring_of=scoring, results_of=SiteResults, callbacks=(),
                 after_round=self.after_round,
             ).run()  # fmt: skip
+
+    def _all_of(self, agreed: Agreement, sites: Mapping[str, Any]) -> None:
+        """A round that is repeated with fewer sites would show the difference: secure sums wait for all of them."""
+        away = sorted(set(agreed.names) - set(sites))
+        if away:
+            raise RemoteLost(f"secure sums go on with the same sites, and {', '.join(away)} is not there")
 
     def _enough(self, sites: Mapping[str, Any]) -> None:
         if len(sites) < max(self.min_sites, 1):

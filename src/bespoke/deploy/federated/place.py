@@ -154,8 +154,15 @@ class SiteHost(Host):
 
     def open(self, work: ClientWork, params: Params) -> None:
         self.population = work.train.population  # encoded and standardized for this experiment
-        self.tables, self.last_scored = {}, {}
+        self.tables, self.last_scored, self.members = {}, {}, None
         super().open(work, params)
+
+    def _members(self) -> Any:
+        from bespoke.deploy.federated.members import SiteMembers  # needs cryptography, an extra
+
+        if self.members is None and self.work.secure is not None:
+            self.members = SiteMembers(self.work.secure, self.state / "secure")
+        return self.members
 
     # -- rounds ------------------------------------------------------------------------------------------------------
     def train(
@@ -165,6 +172,8 @@ class SiteHost(Host):
         self.rules.check_cohort(self.work, clients, rows)
         if len(clients):
             self.budget.spend(self.work)
+        if self.work.masks:
+            self._members().begin(key)
         return super().train(shared, own, clients, key, None, rows, number, told)
 
     # -- scores, which stay ------------------------------------------------------------------------------------------

@@ -155,18 +155,20 @@ class Federation:
         since, told = time.monotonic(), False
         agreed = Agreement.read(self.run_folder)
         wanted = list(agreed.names) if agreed else self.expected
+        masks = self.config.secure is not None and self.config.secure.sums
+        least = len(wanted) if masks and agreed else self.min_sites
         while True:
             there = [name for name in sites_of(admin) if name in self.expected]
             mine = [name for name in there if name in wanted]
             waited = time.monotonic() - since
-            if len(mine) == len(wanted) or (len(mine) >= self.min_sites and waited > (BACK if agreed is None else 2.0)):
+            if len(mine) == len(wanted) or (len(mine) >= least and waited > (BACK if agreed is None else 2.0)):
                 return mine
             if self.stop():
                 raise Interrupted("stopped; the same command goes on")
             if waited > self.patience:
                 raise UserError(
-                    f"{len(mine)} of {len(wanted)} sites are there ({', '.join(mine) or 'none'}), and min_sites = "
-                    f"{self.min_sites}; start the others with: bespoke deploy site"
+                    f"{len(mine)} of {len(wanted)} sites are there ({', '.join(mine) or 'none'}), and {least} are "
+                    f"needed; start the others with: bespoke deploy site"
                 )
             if not told and waited > 3:
                 told = True
