@@ -9,29 +9,33 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bespoke.deploy.flare.installed import require_flare
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from nvflare.lighter.utils import Identity, generate_cert, x509_name
+
+from bespoke.deploy.flare.keys import (
+    common_name,
+    fingerprint_of,
+    key_fingerprint,
+    new_key,
+    pem,
+    read_key,
+    write_key,
+)
 from bespoke.deploy.flare.project import Hub, SiteSettings, is_name
 from bespoke.errors import UserError
 from bespoke.storage import write_text
 
-require_flare()
-
-from cryptography import x509  # noqa: E402
-from cryptography.exceptions import InvalidSignature  # noqa: E402
-from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
-from cryptography.hazmat.primitives.asymmetric import padding, rsa  # noqa: E402
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: E402
-from nvflare.lighter.utils import Identity, generate_cert, x509_name  # noqa: E402
-
-BITS = 2048  # of RSA, which is what FLARE signs with; the authority has more, since it lasts for years
-AUTHORITY_BITS = 3072
+BITS = 3072  # of the authority's key, which lasts for years
 LARGEST = 2**20  # bytes of a file in a request or an approval
 REQUEST = ("request.json", "request.csr")
 APPROVAL = ("approval.json", "approval.sig", "site.crt", "root.pem", "schema.json")
@@ -48,7 +52,7 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, name: str, days: int) -> Authority:
-        key = new_key(AUTHORITY_BITS)
+        key = new_key(BITS)
         now = datetime.now(UTC)
         certificate = generate_cert(
             Identity(name), Identity(name), key, key.public_key(), ca=True,
@@ -86,7 +90,7 @@ class Authority:
         admin = role not in ("server", "client")
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if role == "server" else [])]
         certificate: x509.Certificate = generate_cert(
-            Identity(name, org, role), Identity(_common_name(self.certificate.subject)), self.key, public,
+            Identity(name, org, role), Identity(common_name(self.certificate.subject)), self.key, public,
             server_default_host=host, not_valid_before=now - CLOCKS,
             not_valid_after=min(now + timedelta(days=days), self.certificate.not_valid_after_utc),
             extra_extensions=[
@@ -190,48 +194,7 @@ def accept(settings: SiteSettings, folder: Path, path: Path) -> Approval:
     return Approval(said, found["site.crt"], found["root.pem"], found["schema.json"])
 
 
-# -- keys and certificates ---------------------------------------------------------------------------------------------
-def new_key(bits: int = BITS) -> rsa.RSAPrivateKey:
-    return rsa.generate_private_key(public_exponent=65537, key_size=bits)
-
-
-def write_key(path: Path, key: rsa.RSAPrivateKey) -> None:
-    """Writes a private key that only this user of the machine can read."""
-    made = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-    )
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(made)
-
-
-def read_key(path: Path) -> rsa.RSAPrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except FileNotFoundError:
-        raise UserError(f"there is no key {path}; make one with: bespoke deploy join site.toml") from None
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is no private key: {error}") from None
-    if not isinstance(key, rsa.RSAPrivateKey):
-        raise UserError(f"{path} is no RSA key")
-    return key
-
-
-def pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def fingerprint_of(certificate: x509.Certificate) -> str:
-    return certificate.fingerprint(hashes.SHA256()).hex()
-
-
-def key_fingerprint(public: Any) -> str:
-    """Of a public key: what people compare when the hub approves a request."""
-    import hashlib
-
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
-
-
+# -- signatures --------------------------------------------------------------------------------------------------------
 def request_fingerprint(path: Path) -> str:
     """The fingerprint of the key in a request."""
     return key_fingerprint(x509.load_pem_x509_csr(_read_zip(path, REQUEST)["request.csr"]).public_key())
@@ -243,10 +206,6 @@ _PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PS
 def _signed(said: bytes, certificate: bytes, schema: bytes) -> bytes:
     """What the authority's signature is over; lengths keep the parts apart."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in (b"bespoke approval 1", said, certificate, schema))
-
-
-def _common_name(name: x509.Name) -> str:
-    return str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
 def _key_usage(signs: bool) -> x509.KeyUsage:

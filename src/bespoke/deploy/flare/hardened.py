@@ -13,15 +13,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from bespoke.deploy.flare.keys import common_name, key_fingerprint, read_key
 from bespoke.errors import UserError
 
 Role = Literal["hub", "site"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 EXECUTOR = "bespoke.deploy.flare.executor.SiteExecutor"  # the only class that a job may name at a site
 CONTROLLER = "bespoke.deploy.flare.controller.HubController"  # and at the hub
 ADMIN = "project_admin"  # who submits jobs; the other roles look
 LOOKERS = ("org_admin", "lead", "member")
 HEARTBEAT = 10.0  # seconds between signs of life of a site (FLARE's own default)
+ANSWER = 10.0  # seconds that a sign of life may be under way before it is sent again (FLARE: 30)
 GONE = 45.0  # seconds without one after which a site is no longer counted
 
 # Rights that nobody has: code of one's own in a job, a shell, restarts and settings from afar.
@@ -55,7 +61,7 @@ def resources(role: Role, kit: Path) -> dict[str, Any]:
             **common,
             "class_allow_list": [EXECUTOR],
             "allow_log_streaming": False,  # a site's log does not travel
-            "client": {"retry_timeout": 30, "compression": "Gzip"},
+            "client": {"retry_timeout": 30, "compression": "Gzip", "maint_msg_timeout": ANSWER},
             "components": [
                 _component("resource_manager", "app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
                            gpu),
@@ -63,6 +69,7 @@ def resources(role: Role, kit: Path) -> dict[str, Any]:
                            "app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
                 {"id": "process_launcher", "path": f"{launcher}.client_process_launcher.ClientProcessJobLauncher",
                  "args": {}},
+                {"id": "guard", "path": "bespoke.deploy.flare.guard.Guard", "args": {}},
             ],
         }  # fmt: skip
     stored = "app_common.storages.filesystem_storage.FilesystemStorage"
@@ -122,7 +129,7 @@ def expected(role: Role, kit: Path) -> dict[str, dict[str, Any]]:
 
 def role_of(kit: Path) -> Role:
     """Whether a kit is a hub's or a site's."""
-    for role in get_args(Role):
+    for role in ROLES:
         if (kit / "startup" / STARTUP[role][0]).is_file():
             return role
     raise UserError(f"{kit} is no kit: it has no startup/fed_server.json and no startup/fed_client.json")
@@ -148,17 +155,17 @@ def check_kit(kit: Path) -> Role:
             raise UserError(
                 f"{path} can be read by other users of this machine; make it private with: chmod go= {path}"
             )
-    check_certificate(kit / "startup", STARTUP[role][1], STARTUP[role][2])
+    named = _check_certificate(kit / "startup", STARTUP[role][1], STARTUP[role][2])
+    said = _json(kit / "startup" / STARTUP[role][0])
+    name = said["client"]["fqsn"] if role == "site" else said["servers"][0]["admin_server"]
+    if name != named:
+        raise UserError(f"{kit / 'startup' / STARTUP[role][0]} says {name!r}, but the certificate is for {named!r}")
     return role
 
 
-def check_certificate(startup: Path, certificate: str, key: str) -> None:
-    """Refuses a certificate that is not of the kit's authority, not valid today or not of the kit's key."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
-    from bespoke.deploy.flare.authority import key_fingerprint, read_key
-
+def _check_certificate(startup: Path, certificate: str, key: str) -> str:
+    """Refuses a certificate that is not of the kit's authority, not valid today or not of the kit's key; returns whom
+    it names."""
     root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
     own = x509.load_pem_x509_certificate((startup / certificate).read_bytes())
     now = datetime.now(UTC)
@@ -175,6 +182,7 @@ def check_certificate(startup: Path, certificate: str, key: str) -> None:
         raise UserError(f"{startup / certificate} is not signed by {startup / 'rootCA.pem'}") from None
     if key_fingerprint(read_key(startup / key).public_key()) != key_fingerprint(own.public_key()):
         raise UserError(f"{startup / key} is not the key of {startup / certificate}")
+    return common_name(own.subject)
 
 
 def _component(name: str, path: str, args: dict[str, Any] | None = None) -> dict[str, Any]:

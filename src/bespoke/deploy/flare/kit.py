@@ -17,8 +17,9 @@ from typing import Any
 
 import tomli_w
 
-from bespoke.deploy.flare.authority import Approval, Authority, accept, new_key, pem, write_key
+from bespoke.deploy.flare.authority import Approval, Authority, accept
 from bespoke.deploy.flare.hardened import ADMIN, BY_BESPOKE, STARTUP, Role, check_kit, expected, role_of
+from bespoke.deploy.flare.keys import new_key, pem, write_key
 from bespoke.deploy.flare.project import Hub, SiteSettings
 from bespoke.errors import UserError
 from bespoke.storage import write_text

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bespoke.deploy.flare.hardened import Role, check_kit
-from bespoke.deploy.flare.installed import require_flare
+import psutil
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from bespoke.deploy.flare.hardened import HEARTBEAT, Role, check_kit
 from bespoke.errors import UserError
-
-require_flare()
-
-import psutil  # noqa: E402
 
 PROGRAMS = {"hub": "server.server_train", "site": "client.client_train"}
 READY = {"hub": "Server started", "site": "Successfully registered client"}
@@ -126,10 +125,11 @@ def start(kit: Path, wait: float | None = 60.0) -> Running:
     own = Path(kit / "tmp")  # where FLARE unpacks jobs; not for other users
     own.mkdir(mode=0o700, exist_ok=True)
     settings = ["secure_train=true", f"org={_org(kit, role)}", "config_folder=config"]
+    settings += [f"uid={name}", f"heart_beat_interval={HEARTBEAT}"] if role == "site" else []
     command = [
         sys.executable, "-u", "-m", f"nvflare.private.fed.app.{PROGRAMS[role]}", "-m", str(kit),
         "-s", f"fed_{'server' if role == 'hub' else 'client'}.json",
-        "--set", *settings, *([f"uid={name}"] if role == "site" else []),
+        "--set", *settings,
     ]  # fmt: skip
     log = kit / "log.txt"
     held = log.stat().st_size if log.exists() else 0
@@ -181,9 +181,6 @@ def sites_of(opened: Any) -> list[str]:
 
 def _org(kit: Path, role: Role) -> str:
     """The organization in the kit's certificate."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     own = x509.load_pem_x509_certificate(
         (kit / "startup" / ("server.crt" if role == "hub" else "client.crt")).read_bytes()
     )
