@@ -15,8 +15,8 @@ from bespoke.deploy.flare.job import Federation
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.running import Running
 from bespoke.experiment.config import ExperimentConfig
+from deploy.sites_here import NAMES
 from loopback import split_up
-from sites_here import NAMES
 
 RUNS_JOB = ("worker_process", "runner_process")  # FLARE's programs that carry a job
 

@@ -15,10 +15,10 @@ from bespoke.deploy.flare.loopback import Loopback
 from bespoke.deploy.flare.running import start
 from bespoke.experiment.build import build
 from bespoke.runs.folder import RunFolder
+from deploy.on_flare import Watched, job_process, project_of
+from deploy.test_federation import assert_like, config_of, rows_of
+from deploy.test_federation_losses import results, run
 from kills import contents
-from on_flare import Watched, job_process, project_of
-from test_federation import assert_like, config_of, rows_of
-from test_federation_losses import results, run
 from test_protocol import STAGES, asked, people, ran
 
 LONG = [{"method": "ditto", "rounds": 40, "lr": 0.05, "batch_size": 4}]

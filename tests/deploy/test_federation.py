@@ -14,10 +14,9 @@ from bespoke.data.population import Population
 from bespoke.federation.segments import read_segment
 from bespoke.runs.folder import RunFolder
 from bespoke.tensors import flatten
-from sites_here import NAMES, Line, hub, three
+from deploy.sites_here import NAMES, Line, hub, three
 from loopback import split_up
-from test_protocol import LOOPED, STAGES, asked, people, ran
-
+from test_protocol import STAGES, asked, people, ran
 
 
 def config_of(name: str, **more: Any) -> Any:

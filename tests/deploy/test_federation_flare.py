@@ -14,11 +14,11 @@ import pytest
 
 from bespoke.deploy.flare.loopback import Loopback
 from bespoke.experiment.build import build
+from deploy.on_flare import Watched, job_process, project_of
+from deploy.sites_here import NAMES
+from deploy.test_federation import assert_like
+from deploy.test_federation_losses import private, results, run
 from kills import contents
-from on_flare import Watched, job_process, project_of
-from sites_here import NAMES
-from test_federation import assert_like
-from test_federation_losses import private, results, run
 from test_protocol import asked, people, ran
 
 STAGES = [

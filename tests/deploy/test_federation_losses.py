@@ -1,4 +1,4 @@
-"""Sites that are lost, late, away and back again: the run goes on, and private state is that of rounds that happened."""
+"""Sites that are lost, late, away and back: the run goes on, and private state is that of rounds that happened."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from bespoke.errors import UserError
 from bespoke.federation.private_state import PrivateTable
 from bespoke.federation.processes import RemoteLost
 from bespoke.runs.folder import RunFolder
+from deploy.sites_here import MODE, NAMES, Line, hub, site
+from deploy.test_federation import assert_like
 from kills import assert_identical, contents
 from loopback import split_up
-from sites_here import MODE, NAMES, Line, hub, site
-from test_federation import assert_like
 from test_protocol import STAGES, asked, people, ran
 
-CHANGES = ("federation/legs.jsonl", "federation/points.json", "federation/agreement.json", "timing.jsonl")  # what a loss may show in
+CHANGES = (
+    "federation/legs.jsonl",
+    "federation/points.json",
+    "federation/agreement.json",
+    "timing.jsonl",
+)  # what a loss may show in
 EVERYONE = {"cohort": {"size": 12, "dropout": 0.0}}
 
 

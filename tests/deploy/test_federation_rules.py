@@ -23,8 +23,8 @@ from bespoke.federation.wire import encode_call
 from bespoke.privacy.accountant import gaussian_epsilon
 from bespoke.runs.folder import RunFolder
 from bespoke.tensors import leaves
+from deploy.sites_here import NAMES, hub, site, three
 from loopback import split_up
-from sites_here import NAMES, hub, site, three
 from test_protocol import STAGES, asked, people
 
 FEDAVG = [{"method": "fedavg", "rounds": 2, "lr": 0.1, "batch_size": 4}]
@@ -95,12 +95,13 @@ def test_a_site_keeps_the_personal_models_of_its_clients(tmp_path: Path) -> None
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a sum of too few": ({"least": 5}, {}, r"a sum of \d clients was asked for; this site sends sums of 5 or more"),
     "each client's values": (
-        {"least": 2}, {"stage": STAGES["mocha"], "rows": "classification"}, r"'mocha' sends every client's .* least = 1",
+        {"least": 2}, {"stage": STAGES["mocha"], "rows": "classification"},
+        r"'mocha' sends every client's .* least = 1",
     ),
     "a sum of each cluster": (
         {"least": 2}, {"stage": STAGES["hypcluster"]}, "a row for each cluster that clients choose by themselves",
     ),
-    "a method not in the catalogue": ({"methods": ("fedprox",)}, {}, "does not carry out the method 'fedavg'; it allows"),
+    "a strange method": ({"methods": ("fedprox",)}, {}, "carry out the method 'fedavg'; it allows fedprox"),
     "a robust rule": ({"least": 2}, {"robust": {"rule": "median"}}, "looks at single clients' messages"),
     "code by name": ({}, {"model": {"name": "small_methods:factory"}}, "runs no code by name"),
     "a file of the site": (
@@ -172,7 +173,7 @@ def test_a_sites_own_budget_ends_training_and_outlives_the_hubs_wishes(tmp_path:
     hub(asked(stages, privacy=privacy), tmp_path / "hub").run(lambda: lines)
     assert lines["east"].site.host.budget.squared_mu == pytest.approx(2 / noise**2)
     again = three(split_up(people(), 3), tmp_path, rules)  # the same sites after a restart
-    with pytest.raises(UserError, match="this site's privacy budget allows no further round: epsilon .* is spent"):
+    with pytest.raises(UserError, match=r"this site's privacy budget allows no further round: epsilon .* is spent"):
         hub(asked(stages, privacy=privacy, seed=9), tmp_path / "next").run(lambda: again)
 
 
@@ -251,4 +252,6 @@ def test_answers_come_from_the_wire_alone(tmp_path: Path) -> None:
     assert b"damaged" in one.answer(bytes(message))
     lines = three(split_up(people(), 3), tmp_path)
     with pytest.raises(UserError, match="the limit of a message is 100"):
-        Wired(lines["east"], "site east", limit=100).start(Call("describe", {"config": _plain(asked(FEDAVG)), "learned": None}))
+        Wired(lines["east"], "site east", limit=100).start(
+            Call("describe", {"config": _plain(asked(FEDAVG)), "learned": None})
+        )

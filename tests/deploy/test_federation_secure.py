@@ -13,10 +13,10 @@ from bespoke.deploy.federated.members import SiteMembers
 from bespoke.errors import UserError
 from bespoke.federation.wire import _opened
 from bespoke.messages.secure.settings import SecureConfig
+from deploy.sites_here import Line, hub, site, three
+from deploy.test_federation import assert_like
+from deploy.test_federation_losses import run
 from loopback import split_up
-from sites_here import Line, hub, site, three
-from test_federation import assert_like
-from test_federation_losses import run
 from test_protocol import STAGES, asked, people, ran
 
 SECURE = {"secure": {"sums": True, "least": 3}, "cohort": {"size": 12, "dropout": 0.0}}

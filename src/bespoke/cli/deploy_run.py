@@ -54,7 +54,10 @@ def run(
     from bespoke.deploy.flare.job import Federation
 
     federation = Federation(kit, config, name or experiment.stem, late=late, patience=patience)
-    with Bars(f"running {experiment} on {len(federation.expected)} sites", quiet=as_json) as bars, bars.stopping() as stop:
+    with (
+        Bars(f"running {experiment} on {len(federation.expected)} sites", quiet=as_json) as bars,
+        bars.stopping() as stop,
+    ):
         federation.progress, federation.stop = bars, stop
         result = federation.run()
     if as_json:
@@ -68,8 +71,12 @@ def run(
 @deploy.command()
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")],
-    rows: Annotated[Path, typer.Option(metavar="ROWS", help="New rows of the site's clients: a table or a population.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE.csv", help="Where to write (default: standard output).")] = None,
+    rows: Annotated[
+        Path, typer.Option(metavar="ROWS", help="New rows of the site's clients: a table or a population.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Where to write (default: standard output).")
+    ] = None,
 ) -> None:
     """At a site: predict new rows with its clients' personal models, which never leave the site.
 
@@ -86,7 +93,7 @@ def predict(
     if found.strangers:
         many = len(found.strangers)
         print(
-            f"bespoke: {many} clients have no personal model here, and no prediction: {', '.join(found.strangers[:10])}",
+            f"bespoke: no prediction for {many} clients without a personal model: {', '.join(found.strangers[:10])}",
             file=sys.stderr,
         )
 

@@ -1,7 +1,7 @@
 """What the sites of a run have agreed on before anything is trained: versions, schema, clients, means and deviations.
 
-It is written into the run's folder when the run begins (federation/agreement.json), and holds for all of it: a site that comes
-back has to bring the same clients.
+It is written into the run's folder when the run begins (federation/agreement.json), and holds for all of it: a site
+that comes back has to bring the same clients.
 """
 
 from __future__ import annotations

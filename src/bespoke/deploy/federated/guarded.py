@@ -66,15 +66,20 @@ def _said(found: Any) -> dict[str, Any]:
     if isinstance(found, Roster):
         return {"clients": len(found), "holds": ["ids", "sizes", "groups"]}
     if isinstance(found, tuple):  # of secure sums
-        return {"clients": len(found[0]), "masked": sum(len(each) for each in found[0].values() if isinstance(each, bytes))}
+        return {
+            "clients": len(found[0]),
+            "masked": sum(len(each) for each in found[0].values() if isinstance(each, bytes)),
+        }
     if isinstance(found, dict):
-        leaves = [leaf for leaf in flatten(found).values()] if _tensors(found) else []
+        leaves = list(flatten(found).values()) if _tensors(found) else []
         return {"sums": _shapes(found)} if leaves else {"holds": sorted(map(str, found))}
     return {}
 
 
 def _tensors(tree: Any) -> bool:
-    return bool(tree) and all(_tensors(v) if isinstance(v, dict) else isinstance(v, torch.Tensor) for v in tree.values())
+    return bool(tree) and all(
+        _tensors(v) if isinstance(v, dict) else isinstance(v, torch.Tensor) for v in tree.values()
+    )
 
 
 def _shapes(tree: dict[str, Any]) -> dict[str, list[int]]:

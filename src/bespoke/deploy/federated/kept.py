@@ -81,7 +81,9 @@ def keep_models(
         scaling = client_scaling(prepared.plain, experiment.split.train, how, client, given)
         where = client_folder(folder, name)
         stage = experiment.config["stage"][-1]
-        write_personal(where, experiment, stage, name, model, experiment.stages[-1].method.candidates()[candidate], scaling)
+        write_personal(
+            where, experiment, stage, name, model, experiment.stages[-1].method.candidates()[candidate], scaling
+        )
         made.append(where.name)
     about: dict[str, Any] = {"models": made, "method": experiment.label}
     write_text(folder / "models.json", json.dumps(sealed(about)))

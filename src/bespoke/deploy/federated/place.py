@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bespoke import __version__
 from bespoke.data.population import Population
-from bespoke.data.splits import Half, Split, Support, Train, Validation
+from bespoke.data.splits import Split, Support, Train, Validation
 from bespoke.data.standardize import moments
 from bespoke.deploy.federated import statistics
 from bespoke.deploy.federated.kept import Points, keep_models
@@ -88,7 +88,9 @@ class SiteHost(Host):
             mine["data"] = {"population": HERE, **({"standardize": how} if how else {})}
             made = checked(mine, "the hub's experiment")
             prepared = prepare(made, self._informed(learned))
-            whole = checked({**mine, "secure": config["secure"]}, "the hub's experiment") if config.get("secure") else made
+            whole = (
+                checked({**mine, "secure": config["secure"]}, "the hub's experiment") if config.get("secure") else made
+            )
             experiment = replace(build(made, prepared=prepared), secure=whole.secure)
             self.built = {key: Built(experiment, prepared)}  # the last one alone: rows may be many
         self.now = self.built[key]
@@ -126,7 +128,9 @@ class SiteHost(Host):
             raise RemoteLost("no experiment is known here any more")
         rows = replace(self.now.experiment.split.train, population=self.now.prepared.plain)
         if len(rows.clients) < self.rules.least:
-            raise UserError(f"{len(rows.clients)} clients train here; this site sends sums of {self.rules.least} or more")
+            raise UserError(
+                f"{len(rows.clients)} clients train here; this site sends sums of {self.rules.least} or more"
+            )
         if self.rules.epsilon is not None:
             raise UserError(
                 "this site has a privacy budget of its own and sends no sums of its rows without noise: declare means "
@@ -213,7 +217,7 @@ class SiteHost(Host):
         if self.work.method.choosing.by == "support":
             rows["support"] = support
         validation = rows["validation"]
-        assert isinstance(validation, Validation) and not isinstance(validation, Half)
+        assert isinstance(validation, Validation)
         return {part: some for part, some in rows.items() if some.sizes(clients).sum()}, support, np.sort(clients)
 
     def statistics(self, told: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def lines(result: RunRecord, folder: Path) -> list[str]:
         sums = site["metrics"][metric]
         mine, before = _mean(sums), _mean(sums["baseline"])
         found.append(
-            f"  {name:<{wide}}  {site['clients']} clients: {metric} {mine}, with the shared model {before}{_gains(site)}"
+            f"  {name:<{wide}}  {site['clients']} clients: {metric} {mine}, with the shared model {before}"
+            f"{_gains(site)}"
         )
     return [*found, *(f"  {note}" for note in result.get("notes", []))]
 
@@ -63,7 +64,8 @@ def sent(log: Path) -> list[str]:
         sizes[kind] += line["sent"]
         fields.setdefault(kind, set()).update(line.get("sums", {}), line.get("each", {}), line.get("holds", []))
     made = [
-        f"{kind}: {count} times, {sizes[kind]:,} bytes" + (f"; {', '.join(sorted(fields[kind]))}" if fields[kind] else "")
+        f"{kind}: {count} times, {sizes[kind]:,} bytes"
+        + (f"; {', '.join(sorted(fields[kind]))}" if fields[kind] else "")
         for kind, count in kinds.items()
     ]
     return [*made, *([f"refused: {refused} messages"] if refused else [])]

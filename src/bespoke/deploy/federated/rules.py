@@ -115,15 +115,17 @@ class Rules:
         ours = next((act for act in work.transforms if isinstance(act, Gaussian)), None)
         if ours is None or not ours.local:
             raise UserError(
-                f"this site has a privacy budget of its own (epsilon = {self.epsilon:g}), for which the noise has to be "
-                "added here: set privacy.local_noise"
+                f"this site has a privacy budget of its own (epsilon = {self.epsilon:g}), for which the noise has to "
+                "be added here: set privacy.local_noise"
             )
         if ours.reproducible:
             raise UserError("this site has a privacy budget of its own, and privacy.reproducible noise hides nothing")
         named = reveals(work.method.uplink)
         bare = [f for f, reveal in named.items() if f not in ours.hidden and f not in ours.counts]
         if bare:
-            raise UserError(f"this site has a privacy budget of its own, and {', '.join(bare)} would leave without noise")
+            raise UserError(
+                f"this site has a privacy budget of its own, and {', '.join(bare)} would leave without noise"
+            )
         return ours.squared_mu(local=True, central=False)
 
     # -- a round -----------------------------------------------------------------------------------------------------
@@ -134,7 +136,9 @@ class Rules:
         counts = [len(clients)] if rows is None else np.unique(rows, return_counts=True)[1].tolist()
         if min(counts) < self.least:
             what = "a sum" if rows is None else "the sum of a group"
-            raise UserError(f"{what} of {min(counts)} clients was asked for; this site sends sums of {self.least} or more")
+            raise UserError(
+                f"{what} of {min(counts)} clients was asked for; this site sends sums of {self.least} or more"
+            )
 
     def check_evaluation(self) -> None:
         if not self.evaluate:

@@ -102,7 +102,8 @@ class SiteScoring:
         rule = experiment.stages[-1].accept
         told = {
             "by": by, "default": default, "metric": experiment.metric, "lower": experiment.lower_is_better,
-            "allowed": None if method.choosing.keep_shared else allowed, "accept": None if rule is None else asdict(rule),
+            "allowed": None if method.choosing.keep_shared else allowed,
+            "accept": None if rule is None else asdict(rule),
         }  # fmt: skip
         return Choice(told, costs)
 
@@ -184,7 +185,9 @@ class SiteScoring:
 
 def _added(said: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums of several sites' answers; histograms are put together where all have the same bins."""
-    plain = [{name: value for name, value in found.items() if name != "gain"} for found in said if found.get("seen") != 0]
+    plain = [
+        {name: value for name, value in found.items() if name != "gain"} for found in said if found.get("seen") != 0
+    ]
     if not plain:
         return {"seen": 0}
     found: dict[str, Any] = total(plain)
@@ -228,7 +231,10 @@ class SiteResults:
         if final.clients is not None:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
-        chosen = {"candidate": names[final.choice.default], "by_client": final.choice.told["by"] in ("client", "support")}
+        chosen = {
+            "candidate": names[final.choice.default],
+            "by_client": final.choice.told["by"] in ("client", "support"),
+        }
         costs = final.choice.costs
         seen = [json_number(s / k) if k else None for s, k in zip(costs.get("sum", []), costs.get("known", []))]
         metric, silos = experiment.metric, experiment.split.kind == "cross-silo"
@@ -249,9 +255,7 @@ class SiteResults:
         record["candidates"] = dict(zip(names, seen)) if len(names) > 1 else {}
         if privacy is not None:
             record["privacy"] = privacy
-        record["notes"] = [
-            f"site {name} has too few tested clients to say anything of them" for name in final.withheld
-        ]
+        record["notes"] = [f"site {name} has too few tested clients to say anything of them" for name in final.withheld]
         return record
 
     def _clients(self, table: dict[str, list[Any]], names: tuple[str, ...]) -> None:

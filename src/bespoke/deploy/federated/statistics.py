@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def histogram(values: Floats, edges: Sequence[float], least: int) -> list[list[f
     """[from, to, clients] of consecutive bins, none of which has fewer clients than the least but an empty one."""
     known = values[~np.isnan(values)]
     bins: list[list[float]] = []
-    for low, high in zip(edges, edges[1:]):
+    for low, high in pairwise(edges):
         inside = int(((known >= low) & (known < high)).sum()) + int((known == high).sum() if high == math.inf else 0)
         if bins and 0 < bins[-1][2] < least:
             bins[-1][1:] = [high, bins[-1][2] + inside]

@@ -61,7 +61,9 @@ def demo(folder: Path, rounds: int, progress: Progress, stop: Callable[[], bool]
     project = make_loopback(folder, SITES, data, {"least": LEAST}, min_sites=2, least=LEAST)
     with project:
         project.start()
-        progress.note(f"started: the hub listens on port {project.hub.port} of this machine, {', '.join(SITES)} are registered")
+        progress.note(
+            f"started: the hub listens on port {project.hub.port} of this machine, {', '.join(SITES)} are registered"
+        )
         federation = Federation(project.kit, experiment(rounds), "demo", progress, stop)
         result = federation.run()
     return Shown(result, federation.run_folder, {name: kit.parent for name, kit in project.sites.items()})

@@ -51,7 +51,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             reply[MESSAGE] = self.site.answer(message)
         except Exception as error:  # a code of FLARE's would end the job for all sites
             self._failed(error, fl_ctx)
-            reply[MESSAGE] = encode_answer("", RemoteLost(f"the site cannot answer ({type(error).__name__}); see its log"))
+            reply[MESSAGE] = encode_answer(
+                "", RemoteLost(f"the site cannot answer ({type(error).__name__}); see its log")
+            )
         return reply
 
     def _opened(self, fl_ctx: FLContext) -> GuardedSite:

@@ -1,7 +1,7 @@
 """Makes the job of a run, submits it as the administrator, watches it, and submits it again until the run is done.
 
-A job of FLARE ends with its processes, whatever ended them: a power cut, a kill, a lost network. The run does not: the next
-job goes on from the hub's last checkpoint, with the sites that are registered then.
+A job of FLARE ends with its processes, whatever ended them: a power cut, a kill, a lost network. The run does not: the
+next job goes on from the hub's last checkpoint, with the sites that are registered then.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Federation:
                 raise RemoteLost(f"the hub's job failed: {outcome['failed']}; the hub's log says more")
             fruitless, point = (0, self._point()) if self._point() != point else (fruitless + 1, point)
             if fruitless >= MOST_JOBS:
-                raise RemoteLost(f"{fruitless} jobs in a row have made no progress; last: {outcome.get('lost', outcome)}")
+                raise RemoteLost(
+                    f"{fruitless} jobs in a row have made no progress; last: {outcome.get('lost', outcome)}"
+                )
 
     def _begin(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -42,7 +42,9 @@ def predict(site: Path, rows: Path) -> Predicted:
     """Predict new rows with the personal models that the last run has left at this site."""
     path = site / "kit" / "local" / BY_BESPOKE
     if not path.exists():
-        raise UserError(f"{site} is no site's folder: it has no kit; name the folder that `bespoke deploy join` has made")
+        raise UserError(
+            f"{site} is no site's folder: it has no kit; name the folder that `bespoke deploy join` has made"
+        )
     said = json.loads(path.read_text(encoding="utf-8"))
     kept = Path(said["state"]) / "models"
     if not (kept / "models.json").exists():
@@ -75,7 +77,9 @@ def _read(path: Path, said: dict[str, Any]) -> tuple[list[str], NDArray[Any]]:
         return names.tolist(), population.columns["x"].numpy()
     columns = said["columns"]
     if columns is None or said["schema"] is None:
-        raise UserError(f"{path}: tables need the project's schema and [columns] of hub.toml, and this project has none")
+        raise UserError(
+            f"{path}: tables need the project's schema and [columns] of hub.toml, and this project has none"
+        )
     schema = Schema.read(Path(said["schema"]))
     notes: list[str] = []
     table = read_file(path, notes)

@@ -8,8 +8,8 @@ from typing import Any
 
 from bespoke.data.arrays import open_population
 from bespoke.data.population import Population
-from bespoke.data.tables.schema import Schema
 from bespoke.data.tables.features import encode
+from bespoke.data.tables.schema import Schema
 from bespoke.data.tables.table import open_table, read_table
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.errors import UserError
