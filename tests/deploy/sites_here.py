@@ -15,7 +15,7 @@ from bespoke.federation.processes import RemoteLost
 from bespoke.federation.work import Mode
 
 OPEN = Rules(least=1, share_clients=True)
-MODE = Mode(vectorized=False)
+MODE: Mode | None = Mode(vectorized=False)
 NAMES = ("east", "north", "west")
 
 

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bespoke.deploy.flare.loopback import Loopback
+from bespoke.deploy.flare.predict import predict
 from bespoke.deploy.flare.running import start
 from bespoke.experiment.build import build
 from bespoke.runs.folder import RunFolder
+from command import bespoke
 from deploy.on_flare import Watched, job_process, project_of
 from deploy.test_federation import assert_like, config_of, rows_of
 from deploy.test_federation_losses import results, run
@@ -119,3 +122,33 @@ def test_late_site(project: Loopback) -> None:
     finally:
         process.send_signal(signal.SIGCONT)
     assert watched.ended(400)["rounds"] == 60
+
+
+def test_demo(tmp_path: Path) -> None:
+    """The tutorial: it ends by itself, leaves no process, and shows what each site sent and what stayed."""
+    done = bespoke("deploy", "demo", "--out", tmp_path / "demo", "--rounds", "2")
+    assert done.code == 0, done.err
+    assert "ditto: mean mse per client" in done.out
+    for name in ("north", "south", "west"):
+        assert f"What {name} sent" in done.out
+    assert done.out.count("What stayed: 8 personal models") == 3
+    assert done.out.count("train: 3 times") == 3
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
+    found = predict(tmp_path / "demo" / "north", tmp_path / "demo" / "north.population")
+    assert not found.strangers
+    assert len(set(found.clients)) == 8
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def test_secure_sums(project: Loopback, tmp_path: Path) -> None:
+    more = {"secure": {"sums": True, "least": 3}, "cohort": {"size": 12, "dropout": 0.0}}
+    ran(build(config_of("hypcluster", **more), people()), tmp_path / "here")
+    watched = Watched(project, config_of("hypcluster", **more), "secure")
+    watched.ended()
+    assert_like(watched.folder, tmp_path / "here")

@@ -14,6 +14,7 @@ import pytest
 
 from bespoke.deploy.flare.loopback import Loopback
 from bespoke.experiment.build import build
+from command import bespoke
 from deploy.on_flare import Watched, job_process, project_of
 from deploy.sites_here import NAMES
 from deploy.test_federation import assert_like
@@ -61,3 +62,26 @@ def test_fedavg_and_ditto_on_flare_are_those_of_the_simulation_though_a_sites_pr
         (tmp_path / "flare" / name).mkdir(parents=True)
         (tmp_path / "flare" / name / "runs").symlink_to(state(project, name) / "runs")
     assert private(tmp_path / "flare") == private(tmp_path / "calm")
+
+
+def test_the_command_runs_an_experiment_and_says_what_sites_did(project: Loopback, tmp_path: Path) -> None:
+    """[data] of the file is what a simulation would use; the federation's rows are those of its sites. A code that is
+    no method of the catalogue, or a file of a site, is refused in words, and exits with 2."""
+    file = tmp_path / "exp.toml"
+    file.write_text('seed = 4\n[data]\nsource = "synthetic"\nstandardize = "none"\n'
+                    '[[stage]]\nmethod = "fedavg"\nrounds = 2\nlr = 0.1\n')  # fmt: skip
+    hub = project.kit.parent
+    done = bespoke("deploy", "run", file, "--hub", hub)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0].startswith("fedavg: mean mse per client ")
+    for name, line in zip(NAMES, done.out.splitlines()[1:]):
+        assert line.strip().startswith(f"{name}  " if name == "north" else name)
+        assert "4 clients: mse " in line
+    again = bespoke("deploy", "run", file, "--hub", hub, "--json")
+    assert json.loads(again.out)["rounds"] == 2  # it is done: nothing is run again
+    other = bespoke("deploy", "run", file, "--hub", hub, "--set", "seed=5")
+    assert other.code == 2
+    assert "holds another experiment of this name; choose another with --name" in other.err
+    refused = bespoke("deploy", "run", file, "--hub", hub, "--name", "refused", "--set", 'attack.kind="sign-flip"')
+    assert refused.code == 2
+    assert "this site carries out no experiment with [attack]" in refused.err

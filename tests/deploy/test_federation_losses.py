@@ -80,7 +80,7 @@ def test_a_site_that_is_killed_at_any_message_changes_nothing(name: str, tmp_pat
 
 def private(folder: Path) -> dict[str, bytes]:
     """The rows of private state that each site's last point stands on, by site and client."""
-    found = {}
+    found: dict[str, bytes] = {}
     for name in NAMES:
         for points in (folder / name / "runs").glob("*/points.json"):
             last = json.loads(points.read_text())["points"]

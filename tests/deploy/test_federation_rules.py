@@ -119,9 +119,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_site_refuses(name: str, tmp_path: Path) -> None:
     rules, more, message = REFUSED[name]
-    stages, rows = more.pop("stage", FEDAVG) if "stage" in more else FEDAVG, "regression"
     more = dict(more)
-    rows = more.pop("rows", rows)
+    stages, rows = more.pop("stage", FEDAVG), more.pop("rows", "regression")
     lines = three(split_up(people(rows), 3), tmp_path, Rules(**{"least": 1, **rules}))
     with pytest.raises(UserError, match=message):
         hub(asked(stages, **more), tmp_path / "hub").run(lambda: lines)
@@ -134,7 +133,7 @@ def test_single_scores_and_models_are_no_operation_of_a_site(operation: str, tmp
     one = site(people(), tmp_path)
     train = asked(FEDAVG)
     rows = SiteHost(people(), tmp_path / "b", Rules(least=1)).make(_plain(train), None).experiment.split.test.support
-    values: dict[str, Any] = {
+    values: Any = {
         "examine": {"shared": {}, "own": None, "clients": np.arange(2), "support": rows, "parts": {}, "key": 0,
                     "rows": None, "by_row": ""},
         "personal": {"shared": {}, "own": None, "client": 0, "support": rows, "candidate": 0, "key": 0, "rows": None},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -83,13 +84,17 @@ def predict(
     `bespoke deploy predict north --rows new.csv --out predicted.csv`
     """
     from bespoke.deploy.flare.predict import predict as predicted
+    from bespoke.storage import write_text
 
     found = predicted(folder, rows)
-    with open(out, "w", newline="", encoding="utf-8") if out else sys.stdout as file:
-        table = csv.writer(file)
-        table.writerow(["client", f"predicted {found.target}".strip()])
-        table.writerows([client, "" if value is None else value] for client, value in zip(found.clients, found.values))
-        file.flush()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["client", f"predicted {found.target}".strip()])
+    table.writerows([client, "" if value is None else value] for client, value in zip(found.clients, found.values))
+    if out is None:
+        print(text.getvalue(), end="")
+    else:
+        write_text(out, text.getvalue())
     if found.strangers:
         many = len(found.strangers)
         print(

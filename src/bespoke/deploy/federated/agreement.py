@@ -68,7 +68,8 @@ class Agreement:
         learned, floats = None, 0
         missing = _missing(config, about, said[names[0]]["statistics"])
         if missing:
-            split = make_split(met.roster.population({**about, "name": ELSEWHERE}), config)
+            named: Any = {**about, "name": ELSEWHERE}
+            split = make_split(met.roster.population(named), config)
             found, floats = learn([sites[name] for name in names], split.train)
             learned = {name: list(found[name]) for name in missing if name in found}
             said = _ask(sites, Call("describe", {"config": plain, "learned": learned}))

@@ -62,7 +62,8 @@ class SiteEngine(Engine):
     def present(self, clients: Ints) -> Ints:
         """Those of these clients whose site is there."""
         assert self.homes is not None
-        return clients[self.homes[clients] != AWAY]
+        there: Ints = clients[self.homes[clients] != AWAY]
+        return there
 
     def _shares(self, clients: Ints, weight: Any) -> list[Ints]:
         home = self.home(clients)

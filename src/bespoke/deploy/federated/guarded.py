@@ -24,6 +24,8 @@ from bespoke.tensors import flatten
 class GuardedSite(Site):
     """Answers a hub's messages. Each answer is in the log before it is handed to the transport."""
 
+    host: SiteHost
+
     def __init__(
         self, host: SiteHost, log: Path, limit: int = LIMIT, failed: Callable[[BaseException], None] = lambda _: None
     ) -> None:

@@ -30,6 +30,7 @@ from bespoke.runs.events import Progress, Silent
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 
+MOST_LEGS = 6  # without a new checkpoint in between
 LEGS = "federation/legs.jsonl"  # when the run went on, and with which sites
 
 
@@ -55,18 +56,17 @@ class Hub:
 
         Raises RemoteLost when too few sites are left.
         """
+        fruitless, point = 0, self._point()
         while True:
             transports = dict(connect())
             try:
                 return self.leg(transports)
             except RemoteLost as error:
                 self._note({"ended": str(error)})
+                fruitless, point = (0, self._point()) if self._point() != point else (fruitless + 1, point)
+                if fruitless >= MOST_LEGS:
+                    raise
                 self.progress.note(f"{error}; going back to the last checkpoint")
-                if len([name for name, one in transports.items() if one.alive()]) == len(transports):
-                    # nobody says that it is gone: it may have lost its state, or be slow; not for ever
-                    self.lost = getattr(self, "lost", 0) + 1
-                    if self.lost > 5:
-                        raise
 
     def leg(self, transports: Mapping[str, Transport]) -> RunRecord:
         """One leg: to the end of the run, or until a site is lost."""
@@ -110,6 +110,10 @@ class Hub:
         away = sorted(set(agreed.names) - set(sites))
         if away:
             raise RemoteLost(f"secure sums go on with the same sites, and {', '.join(away)} is not there")
+
+    def _point(self) -> str:
+        """The name of the newest checkpoint."""
+        return max((path.name for path in (self.path / "checkpoints").glob("*.safetensors")), default="")
 
     def _enough(self, sites: Mapping[str, Any]) -> None:
         if len(sites) < max(self.min_sites, 1):

@@ -31,7 +31,7 @@ from bespoke.storage import write_text
 
 Ints = NDArray[np.int64]
 OPERATIONS_OF_SITES = frozenset(OPERATIONS) - {"move", "personal", "examine"}
-LEAST = 5  # clients of a sum, where a site says nothing else
+LEAST = 3  # clients of a sum, where a site says nothing else
 OWN_TABLES = ("callbacks", "attack", "tune", "compare")  # of an experiment: not for a site
 
 

@@ -73,8 +73,8 @@ def _read(path: Path, said: dict[str, Any]) -> tuple[list[str], NDArray[Any]]:
         raise UserError(f"there is no table and no population folder {path}; name the new rows: --rows new.csv")
     if path.is_dir():
         population = open_population(path)
-        names = np.repeat([str(name) for name in population.ids], population.sizes())
-        return names.tolist(), population.columns["x"].numpy()
+        owners = np.repeat([str(name) for name in population.ids], population.sizes())
+        return owners.tolist(), population.columns["x"].numpy()
     columns = said["columns"]
     if columns is None or said["schema"] is None:
         raise UserError(
