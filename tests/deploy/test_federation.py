@@ -58,6 +58,9 @@ def assert_like(there: Path, here: Path) -> None:
         assert found[key] == pytest.approx(expected[key], rel=1e-4)
     for key in ("clients", "rounds", "chosen", "parameters", "steps"):
         assert found[key] == expected[key], key
+    if "accept" in expected:
+        assert found["accept"]["accepted"] == expected["accept"]["accepted"]
+        assert found["accept"]["query_without"] == pytest.approx(expected["accept"]["query_without"], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -77,3 +80,41 @@ def test_three_sites_give_the_results_of_a_simulation(name: str, tmp_path: Path)
             assert len(expected) == len(found)
             np.testing.assert_allclose(found.view(torch.float32), expected.view(torch.float32), rtol=1e-4, atol=1e-5)
     assert not list((tmp_path / "hub" / "private").iterdir())
+
+
+FAST = {"method": "fedavg", "rounds": 2, "lr": 0.1, "batch_size": 4}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "cross-device": {
+        "stage": [FAST, {"method": "finetune", "lrs": [0.1], "epochs": 3}],
+        "split": {"protocol": "cross-device", "held_out": (0.25, 0.4), "own_validation": 0.2},
+    },
+    "each client chooses": {"stage": [FAST, {"method": "finetune", "lrs": [0.01, 0.3], "epochs": 2, "choose": "client"}]},
+    "clients accept": {
+        "stage": [FAST, {"method": "finetune", "lrs": [0.3], "epochs": 2, "accept": {"min_examples": 5, "margin": 0.01}}],
+    },
+    "noise on the sum": {
+        "stage": [FAST],
+        "privacy": {"noise": 0.5, "clip": 0.5, "reproducible": True, "public_schema": True, "public_statistics": True,
+                    "delta": 1e-3},
+    },
+    "noise on each message": {
+        "stage": [FAST],
+        "privacy": {"local_noise": 0.5, "clip": 0.5, "reproducible": True, "public_schema": True,
+                    "public_statistics": True, "delta": 1e-3},
+    },
+    "memory of what was not sent": {"stage": [FAST], "transform": {"top_k": 0.5}},
+    "a robust rule": {"stage": [FAST], "robust": {"rule": "median"}},
+    "a small network": {"stage": [FAST], "model": {"name": "mlp", "hidden": [8]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_experiments_give_the_results_of_a_simulation(name: str, tmp_path: Path) -> None:
+    from bespoke.experiment.build import build
+
+    more = dict(SETTINGS[name])
+    config = asked(more.pop("stage"), **more)
+    ran(build(config, people()), tmp_path / "here")
+    lines = three(split_up(people(), 3), tmp_path)
+    hub(config, tmp_path / "hub").run(lambda: lines)
+    assert_like(tmp_path / "hub", tmp_path / "here")

@@ -1,7 +1,7 @@
 """A site's clients as members of secure sums: their identities, whom they know and what they have answered lie on disk.
 
 So a site that was killed is who it was, and answers no round twice. Identities reach other sites through the hub. Each
-site keeps the first that it hears of a client and refuses another later on; see docs/deploy.md for what that means.
+site keeps the first that it hears of a client and refuses another later on; docs/federation.md says what that means.
 """
 
 from __future__ import annotations

@@ -22,12 +22,11 @@ from bespoke.data.splits import Split, Support, Train, Validation
 from bespoke.data.standardize import moments
 from bespoke.deploy.federated import statistics
 from bespoke.deploy.federated.kept import Points, keep_models
-from bespoke.deploy.federated.rules import Budget, Rules
+from bespoke.deploy.federated.rules import Budget, Rules, plain_config
 from bespoke.deploy.federated.statistics import Tables
 from bespoke.digests import digest, read_json, sealed
 from bespoke.errors import UserError
 from bespoke.experiment.build import build
-from bespoke.experiment.checks import checked
 from bespoke.experiment.choosing import QueryScores, SupportScores, ValidationScores
 from bespoke.experiment.experiment import Experiment, engine_choice
 from bespoke.experiment.opening import work_of
@@ -86,11 +85,10 @@ class SiteHost(Host):
             how = data.get("standardize") if isinstance(data, dict) else None
             mine = {name: value for name, value in config.items() if name not in ("data", "engine", "secure")}
             mine["data"] = {"population": HERE, **({"standardize": how} if how else {})}
-            made = checked(mine, "the hub's experiment")
+            made = plain_config(mine, "the hub's experiment")
             prepared = prepare(made, self._informed(learned))
-            whole = (
-                checked({**mine, "secure": config["secure"]}, "the hub's experiment") if config.get("secure") else made
-            )
+            secure = config.get("secure")
+            whole = plain_config({**mine, "secure": secure}, "the hub's experiment") if secure else made
             experiment = replace(build(made, prepared=prepared), secure=whole.secure)
             self.built = {key: Built(experiment, prepared)}  # the last one alone: rows may be many
         self.now = self.built[key]

@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from bespoke.declarations import Reveal, reveals
 from bespoke.digests import read_json, sealed
 from bespoke.errors import UserError
+from bespoke.experiment.config import ExperimentConfig
+from bespoke.experiment.typed import check_numbers, explain
 from bespoke.federation.calls import OPERATIONS
 from bespoke.federation.work import ClientWork
 from bespoke.imported import is_outside
@@ -143,6 +146,15 @@ class Rules:
     def check_evaluation(self) -> None:
         if not self.evaluate:
             raise UserError("this site sends no statistics of its clients' scores (evaluate = false)")
+
+
+def plain_config(raw: dict[str, Any], where: str) -> ExperimentConfig:
+    """An experiment that arrives resolved, with all defaults written out: typed again, unknown keys refused."""
+    check_numbers(raw, where)
+    try:
+        return ExperimentConfig.model_validate(raw)
+    except ValidationError as error:
+        raise explain(error, ExperimentConfig, where) from None
 
 
 class Budget:

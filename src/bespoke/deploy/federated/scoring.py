@@ -50,6 +50,7 @@ class Final:
     by_site: dict[str, dict[str, Any]]
     withheld: tuple[str, ...]  # sites with too few clients to say anything
     clients: dict[str, list[Any]] | None  # each client's scores, where all sites share them
+    without: dict[str, Any] | None = None  # as `query`, if nobody had looked whether to accept its personal model
 
 
 @dataclass
@@ -167,10 +168,13 @@ class SiteScoring:
             raise UserError(
                 "no site has enough tested clients to send statistics of them (least, of each site's settings)"
             )
+        without = None
+        if choice.told["accept"] is not None:
+            without, _ = self._under(Choice({**choice.told, "accept": None}, choice.costs), "test", "query")
         named = self._clients(choice) if self.share_clients else None
         self.engine.keep({"of": "test", "choice": choice.told})
         self.progress.advance(1)
-        return Final(choice, query, validation or None, by_site, tuple(sorted(self.silent)), named)
+        return Final(choice, query, validation or None, by_site, tuple(sorted(self.silent)), named, without)
 
     def _clients(self, choice: Choice) -> dict[str, list[Any]]:
         told = {"what": "clients", "of": "test", "choice": choice.told, "metrics": list(self.experiment.task.metrics)}
@@ -231,10 +235,8 @@ class SiteResults:
         if final.clients is not None:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
-        chosen = {
-            "candidate": names[final.choice.default],
-            "by_client": final.choice.told["by"] in ("client", "support"),
-        }
+        own = final.choice.told["by"] in ("client", "support") or final.without is not None
+        chosen = {"candidate": names[final.choice.default], "by_client": own}
         costs = final.choice.costs
         seen = [json_number(s / k) if k else None for s, k in zip(costs.get("sum", []), costs.get("known", []))]
         metric, silos = experiment.metric, experiment.split.kind == "cross-silo"
@@ -253,6 +255,9 @@ class SiteResults:
         record["query"] = json_number(plain_mean(final.query, metric))
         record["chosen"] = chosen if len(names) > 1 else {}
         record["candidates"] = dict(zip(names, seen)) if len(names) > 1 else {}
+        if final.without is not None:
+            rule, mean = final.choice.told["accept"], json_number(plain_mean(final.without, metric))
+            record["accept"] = {**rule, "accepted": final.query["accepted"], "query_without": mean}
         if privacy is not None:
             record["privacy"] = privacy
         record["notes"] = [f"site {name} has too few tested clients to say anything of them" for name in final.withheld]

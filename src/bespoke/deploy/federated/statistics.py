@@ -111,6 +111,9 @@ def under(tables: Tables, told: dict[str, Any], least: int) -> dict[str, Any]:
         "clients": int(tested.sum()), "diverged": int((~np.isfinite(losses)).sum()), "metrics": {},
         "personal": int((picked.of(scores.clients) != 0)[tested].sum()),
     }  # fmt: skip
+    if told["choice"].get("accept") is not None:
+        plain = chosen(tables, {**told["choice"], "accept": None})
+        found["accepted"] = int((picked.of(scores.clients) == plain.of(scores.clients)).sum())
     for metric in told["metrics"]:
         values, before = scores.at(picked, metric), scores.at(Chosen(0, {}), metric)
         found["metrics"][metric] = {**_sums(values, sizes), "baseline": _sums(before, sizes)}

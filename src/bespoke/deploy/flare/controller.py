@@ -22,12 +22,13 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from bespoke.deploy.federated.hub import Hub
+from bespoke.deploy.federated.rules import plain_config
 from bespoke.deploy.flare.check_period import set_check_period
 from bespoke.deploy.flare.executor import MESSAGE, TASK, kit_of
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.deploy.flare.job import AGAIN, EXPERIMENT, NOTES, OUTCOME, RUN
+from bespoke.deploy.flare.project import is_name
 from bespoke.errors import UserError
-from bespoke.experiment.checks import checked
 from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.runs.events import Interrupted
 from bespoke.storage import write_text
@@ -140,13 +141,15 @@ class HubController(Controller):  # type: ignore[misc]
         self.context, self.signal = fl_ctx, abort_signal
         kit = kit_of(fl_ctx)
         said = json.loads((kit / "local" / BY_BESPOKE).read_text(encoding="utf-8"))
+        if not is_name(self.run_name):
+            raise ValueError(f"{self.run_name!r} is no name of a run")
         folder = Path(said["state"]) / "runs" / self.run_name
         job = str(fl_ctx.get_job_id())
         found: dict[str, Any] = {}
         try:
             raw = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
             hub = Hub(
-                checked(raw["experiment"], raw["where"]), folder / RUN, tuple(said["sites"]), said["min_sites"],
+                plain_config(raw["experiment"], raw["where"]), folder / RUN, tuple(said["sites"]), said["min_sites"],
                 progress=Notes(folder / NOTES), stop=lambda: bool(abort_signal.triggered),
                 after_round=lambda stage, number: self._again(folder),
             )  # fmt: skip
