@@ -88,9 +88,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "stage": [FAST, {"method": "finetune", "lrs": [0.1], "epochs": 3}],
         "split": {"protocol": "cross-device", "held_out": (0.25, 0.4), "own_validation": 0.2},
     },
-    "each client chooses": {"stage": [FAST, {"method": "finetune", "lrs": [0.01, 0.3], "epochs": 2, "choose": "client"}]},
+    "each client chooses": {
+        "stage": [FAST, {"method": "finetune", "lrs": [0.01, 0.3], "epochs": 2, "choose": "client"}],
+    },
     "clients accept": {
-        "stage": [FAST, {"method": "finetune", "lrs": [0.3], "epochs": 2, "accept": {"min_examples": 5, "margin": 0.01}}],
+        "stage": [
+            FAST, {"method": "finetune", "lrs": [0.3], "epochs": 2, "accept": {"min_examples": 5, "margin": 0.01}}
+        ],
     },
     "noise on the sum": {
         "stage": [FAST],
