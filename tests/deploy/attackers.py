@@ -8,9 +8,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import grpc
 
 from bespoke.deploy.flare import running
 from bespoke.deploy.flare.hardened import CONTROLLER, EXECUTOR, STARTUP, role_of
@@ -69,19 +72,44 @@ def wait_until(found: Callable[[], Any], seconds: float, what: str = "") -> Any:
     return value
 
 
-def knock(port: int, kit: Path | None, root: Path) -> str:
-    """Opens a TLS connection with the certificate of a kit, or none; returns `in`, or why the hub closed it."""
+def knock(port: int, kit: Path | None, root: Path, name: str | None = "localhost", patience: float = 30.0) -> str:
+    """Opens a TLS connection with the certificate of a kit, or none; returns `in`, or why it was closed.
+
+    `name`: whom the other side has to be; None: anybody of the authority. A connection is open if it is not closed
+    within `patience` seconds.
+    """
     context = ssl.create_default_context(cafile=root)
+    context.check_hostname = name is not None
     context.set_alpn_protocols(["h2"])
     if kit is not None:
         _, certificate, key, _ = STARTUP["site"]
         context.load_cert_chain(kit / "startup" / certificate, kit / "startup" / key)
     try:
         with (
-            socket.create_connection(("localhost", port), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as connection,
+            socket.create_connection(("localhost", port), timeout=patience) as plain,
+            context.wrap_socket(plain, server_hostname=name) as connection,
         ):
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
             return "in" if connection.recv(9) else "closed"
+    except TimeoutError:  # no answer, and still open
+        return "in"
     except (ssl.SSLError, ConnectionError) as error:
         return str(error)
+
+
+def opens(certificate: Path, site: Path) -> bool:
+    """Whether a site opens gRPC's connection to a server on loopback that has this certificate and its key."""
+    root, pair = (site / "startup/rootCA.pem").read_bytes(), (site / "startup/client.key", site / "startup/client.crt")
+    held = (certificate.with_suffix(".key").read_bytes(), certificate.read_bytes())
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([held], root, True))
+    server.start()
+    own = grpc.ssl_channel_credentials(root, *(path.read_bytes() for path in pair))
+    try:
+        with grpc.secure_channel(f"localhost:{port}", own) as channel:
+            grpc.channel_ready_future(channel).result(timeout=3)
+        return True
+    except grpc.FutureTimeoutError:
+        return False
+    finally:
+        server.stop(None).wait()

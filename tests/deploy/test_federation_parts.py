@@ -66,7 +66,8 @@ def test_a_tampered_or_oversized_message_is_refused_and_the_job_lives(tmp_path: 
     reply = asked_of(one, encode_call(Call("describe", {"config": {"seed": 1}, "learned": None})))
     with pytest.raises(UserError, match=r"a message of \d+ bytes was refused: the limit is 120"):
         decode_answer(reply[MESSAGE], "describe")
-    assert list(decode_answer(asked_of(one, encode_call(Call("hello")))[MESSAGE], "hello").ids)[0] == "client 00"
+    roster: Roster = decode_answer(asked_of(one, encode_call(Call("hello")))[MESSAGE], "hello")
+    assert roster.ids[0] == "client 00"
 
 
 def test_a_site_that_cannot_open_says_no_more_than_that(tmp_path: Path) -> None:

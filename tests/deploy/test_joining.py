@@ -85,7 +85,7 @@ def test_nobody_else_on_the_machine_reads_keys(made: Loopback) -> None:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_certificates_by_openssl(made: Loopback, tmp_path: Path) -> None:
-    """A site's certificate opens a connection and does not take one; the hub's does; neither signs others."""
+    """A site's certificate is good for the site, and not for the hub's name; it signs no others."""
     root = made.kit / "startup/rootCA.pem"
     site, hub = made.sites["north"] / "startup/client.crt", made.kit / "startup/server.crt"
 
@@ -94,7 +94,7 @@ def test_certificates_by_openssl(made: Loopback, tmp_path: Path) -> None:
         return subprocess.run([str(word) for word in command], capture_output=True).returncode == 0
 
     assert verified("sslclient", site)
-    assert not verified("sslserver", site)
+    assert not verified("sslserver", "-verify_hostname", "localhost", site)
     assert verified("sslserver", "-verify_hostname", "localhost", hub)
     assert not verified("sslserver", "-verify_hostname", "elsewhere.org", hub)
     key = read_key(site.with_name("client.key"))
@@ -280,3 +280,10 @@ def test_a_hub_toml_that_no_longer_fits_the_kit(made: Loopback) -> None:
                   Hub, "hub.toml")  # fmt: skip
     with pytest.raises(UserError, match="cannot change after init"):
         follow_list(made.kit, moved)
+
+
+@pytest.mark.parametrize("name", ["init", "join", "approve", "site", "hub", "harden"])
+def test_help_teaches_by_example(name: str) -> None:
+    told = bespoke("deploy", name, "--help")
+    assert told.code == 0
+    assert f"bespoke deploy {name} " in told.out.split("Usage:")[1].split("\n", 1)[1]  # besides the usage line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from bespoke.deploy.flare.kit import write_admin
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.roster import STRANGER, TWICE, notices
 from bespoke.deploy.flare.running import Running, session, sites_of
-from deploy.attackers import FLARES, IDLE, edit, job, knock, loosen, start_unchecked, wait_until
+from deploy.attackers import FLARES, IDLE, edit, job, knock, loosen, opens, start_unchecked, wait_until
 
 
 def output(project: Loopback, name: str = "hub") -> str:
@@ -106,6 +107,21 @@ def test_a_site_does_not_talk_to_a_hub_of_another_authority(project: Loopback, t
         assert not running.ready()
     finally:
         running.kill()
+
+
+def test_a_site_cannot_take_the_place_of_the_hub(project: Loopback) -> None:
+    """By its own certificate, which is of the same authority and may take connections (from its own jobs)."""
+    assert opens(project.kit / "startup/server.crt", project.sites["north"])
+    assert not opens(project.sites["south"] / "startup/client.crt", project.sites["north"])
+
+
+def test_another_user_of_a_sites_machine(project: Loopback) -> None:
+    """The port on loopback between a site and its jobs: FLARE's default lets in whoever reaches it."""
+    root = project.sites["south"] / "startup/rootCA.pem"
+    found = re.search(r"created backbone internal listener for stcp://localhost:(\d+)", project.running["north"].log())
+    port = int(found[1])
+    assert knock(port, project.sites["north"], root, name=None, patience=1.0) == "in"
+    assert knock(port, None, root, name=None) != "in"
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

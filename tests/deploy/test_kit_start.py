@@ -1,23 +1,63 @@
-"""A hub and three sites on loopback: started, registered by name, ended without traces."""
+"""The commands that stay: a hub and a site on loopback, started as people start them, ended by Ctrl-C without traces."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import tomli_w
 
 from bespoke.deploy.flare.loopback import make_loopback
 from bespoke.deploy.flare.running import session, sites_of, start
 from bespoke.errors import UserError
+from deploy.attackers import wait_until
 
 
-def test_hub_and_sites_start_and_end(tmp_path: Path) -> None:
-    with make_loopback(tmp_path).start() as project:
+@contextmanager
+def staying(output: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that stays, with what it prints in a file; it is ended by Ctrl-C."""
+    with open(output, "wb") as file:
+        command = [sys.executable, "-m", "bespoke", "deploy", *map(str, words)]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0, output.read_text()
+    finally:
+        process.kill()
+
+
+def test_hub_and_site_start_and_end(tmp_path: Path) -> None:
+    project = make_loopback(tmp_path, ("north", "south"), columns={"client": "school", "target": "score"})
+    said = project.hub.model_dump(by_alias=True, exclude_none=True)
+    (tmp_path / "hub/hub.toml").write_text(tomli_w.dumps(said))
+    invitation = (tmp_path / "hub/site.toml").read_text()
+    told = invitation.replace('name = ""', 'name = "north"').replace('org = ""', 'org = "org-north"')
+    (tmp_path / "north/site.toml").write_text(told)
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(["school,age,score", *(f"s{i % 4},{i % 7},{i % 5}.5" for i in range(40))]))
+    hub, site = tmp_path / "hub.out", tmp_path / "site.out"
+    with staying(hub, "hub", tmp_path / "hub"), staying(site, "site", tmp_path / "north", "--data", rows):
+        wait_until(lambda: "The hub listens." in hub.read_text(), 60)
+        wait_until(lambda: "Registered with the hub." in site.read_text(), 60)
+        wait_until(lambda: "The site north is here." in hub.read_text(), 10)
         with session(project.kit) as admin:
-            assert sites_of(admin) == ["north", "south", "west"]
+            assert sites_of(admin) == ["north"]
         with pytest.raises(UserError, match=r"runs already \(process \d+\)"):
             start(project.sites["north"])
-        started = [running.process.pid for running in project.running.values()]
+        started = [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if any(str(tmp_path) in word for word in process.info["cmdline"] or ())
+        ]
+        assert len(started) == 4  # two commands and two processes of FLARE
+    assert site.read_text().startswith(f"{rows}: 40 rows of 4 clients\n")
+    assert site.read_text().endswith("the site north is ended.\n")
     assert not [pid for pid in started if psutil.pid_exists(pid)]
     assert not Path("/tmp/nvflare").exists()  # FLARE's default for jobs and snapshots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -138,3 +139,13 @@ def test_certificates_that_do_not_fit_the_kit(made: Loopback, kit: Path, tmp_pat
     shutil.copy(made.sites["south"] / "startup/client.crt", certificate)
     with pytest.raises(UserError, match=r"client\.key is not the key of .*client\.crt"):
         start(kit)
+
+
+def test_the_page_names_every_attempt() -> None:
+    """The table of docs/security.md and the tests of tests/deploy/test_kit_security.py are the same list."""
+    root = Path(__file__).parents[2]
+    tests = re.findall(r"^def (test_\w+)", (root / "tests/deploy/test_kit_security.py").read_text(), re.MULTILINE)
+    table = (root / "docs/security.md").read_text().split("# A federation")[1]
+    assert sorted(re.findall(r"`(test_\w+)`", table)) == sorted(tests)
+    ways = {2: "two", 16: "sixteen", 17: "seventeen", 18: "eighteen"}[len(SPOILED)]
+    assert f"{ways} ways to weaken a kit" in table

@@ -21,6 +21,8 @@ deploy = typer.Typer(
 )
 app.add_typer(deploy)
 
+UNSAID = 30.0  # seconds after which a hub or a site that is not ready says what it is waiting for
+
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write.")]
 HubFolder = Annotated[Path, typer.Option("--hub", metavar="FOLDER", help="The folder that `init` has made.")]
 
@@ -135,9 +137,10 @@ def site(
     from bespoke.deploy.flare.rows import check_rows
 
     kit, approved = folder / "kit", folder / f"{settings.name}.approved.zip"
-    if not (kit / "startup").is_dir():
-        if not approved.exists():
-            raise UserError(f"{approved} is missing: it comes from the hub, in answer to {settings.name}.request.zip")
+    certificate = kit / "startup/client.crt"
+    if not certificate.exists() and not approved.exists():
+        raise UserError(f"{approved} is missing: it comes from the hub, in answer to {settings.name}.request.zip")
+    if not certificate.exists() or (approved.exists() and approved.stat().st_mtime > certificate.stat().st_mtime):
         write_site(settings, folder, approved)
     check_kit(kit)
     for line in check_rows(kit, data, settings.least):
@@ -193,17 +196,22 @@ def _stay(kit: Path) -> None:
 
     running = start(kit, wait=None)
     print(f"{running.name} starts; its log is {kit / 'log.txt'}. Ctrl-C ends it.", flush=True)
-    since = time.time()
-    said = False
+    since, patience = time.time(), time.monotonic() + UNSAID
     try:
         while running.alive():
-            if not said and running.ready():
-                said = True
-                print("The hub listens." if running.role == "hub" else "Registered with the hub.", flush=True)
+            for news in running.news():
+                print(news, flush=True)
+                patience = float("inf")
             for line in notices(kit, since) if running.role == "hub" else []:
                 since = line["time"] + 1e-3
                 print(f"Attention: the site {line['site']!r} {line['what']}: {line['more']}", flush=True)
+            if time.monotonic() > patience:
+                patience = time.monotonic() + UNSAID
+                print(f"Not ready yet. The last that {running.name} has said:\n  {running.last_lines(1)}", flush=True)
             time.sleep(0.5)
+    except KeyboardInterrupt:
+        print(f"{running.name} is ended.")
+        return
     finally:
         running.stop()
     raise UserError(f"{running.name} has ended by itself; the end of {kit / 'log.txt'}:\n{running.last_lines(4)}")

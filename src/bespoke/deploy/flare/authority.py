@@ -88,7 +88,7 @@ class Authority:
         says; it comes from the hub and never from a request."""
         now = datetime.now(UTC)
         admin = role not in ("server", "client")
-        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if role == "server" else [])]
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([] if admin else [ExtendedKeyUsageOID.SERVER_AUTH])]
         certificate: x509.Certificate = generate_cert(
             Identity(name, org, role), Identity(common_name(self.certificate.subject)), self.key, public,
             server_default_host=host, not_valid_before=now - CLOCKS,

@@ -123,7 +123,12 @@ def expected(role: Role, kit: Path) -> dict[str, dict[str, Any]]:
         "authorization.json": authorization(),
         "resources.json": resources(role, kit),
         "log_config.json": logging(),
-        "comm_config.json": {"allow_adhoc_conns": False, "backbone_conn_gen": 2},
+        "comm_config.json": {
+            "allow_adhoc_conns": False,
+            "backbone_conn_gen": 2,
+            # Between a process and its jobs on the same machine, where FLARE's default lets every local user in.
+            "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
+        },
     }
 
 

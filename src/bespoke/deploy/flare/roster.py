@@ -44,6 +44,8 @@ class Roster(Widget):  # type: ignore[misc]
         logging.getLogger("nvflare.fuel.f3.sfm.sfm_endpoint").addHandler(_Replacements(self.on_replaced))
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type in (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED):
+            self._let_in_again(fl_ctx)
         if event_type == EventType.CLIENT_REGISTER_RECEIVED:
             self._refuse_stranger(fl_ctx)
         elif event_type in (EventType.CLIENT_REGISTER_PROCESSED, EventType.CLIENT_HEARTBEAT_PROCESSED):
@@ -80,7 +82,11 @@ class Roster(Widget):  # type: ignore[misc]
                 clients.disable_client(client.name)
                 self._tell(client.name, STRANGER, "the hub's list does not name it any more: shut out")
                 fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, f"{client.name!r} {STRANGER}", sticky=False)
-        for name in listed:  # put on the list again
+
+    def _let_in_again(self, fl_ctx: FLContext) -> None:
+        """Takes back the sites that were shut out and stand on the list again, before FLARE looks at who it is."""
+        clients = fl_ctx.get_engine().server.client_manager
+        for name in self._sites():
             if clients.is_client_disabled(name):
                 clients.enable_client(name)
 

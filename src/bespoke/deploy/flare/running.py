@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,20 @@ from bespoke.errors import UserError
 
 PROGRAMS = {"hub": "server.server_train", "site": "client.client_train"}
 READY = {"hub": "Server started", "site": "Successfully registered client"}
+NEWS = {
+    "hub": {
+        r"root - INFO - Server started": "The hub listens.",
+        r"Client: New client (\S+)@": "The site {} is here.",
+        r"Remove the dead Client\. Name: (\S+)\. ": "The site {} is gone.",
+        r"Re-activate the client: (\S+) at ": "The site {} is here again.",
+        r"Job: (\S+) started to run": "Job {} runs.",
+    },
+    "site": {
+        r"Successfully registered client:": "Registered with the hub.",
+        r"Launched job (\S+) ": "Job {} runs.",
+        r"run \((\S+)\): child worker process finished": "Job {} has ended.",
+    },
+}
 PROCESS = "process.json"  # in the kit: which process runs it
 
 
@@ -40,6 +55,7 @@ class Running:
     name: str
     process: subprocess.Popen[bytes]
     log_from: int = 0  # bytes of log.txt that are of former starts
+    _told: int = -1  # bytes of log.txt that `news` has read
     _family: dict[int, psutil.Process] = field(default_factory=dict)
 
     def alive(self) -> bool:
@@ -54,6 +70,23 @@ class Running:
         with open(path, "rb") as file:
             file.seek(self.log_from if path.stat().st_size >= self.log_from else 0)
             return file.read().decode(errors="replace")
+
+    def news(self) -> Iterator[str]:
+        """What has happened since the last call, in sentences."""
+        path = self.kit / "log.txt"
+        size = path.stat().st_size if path.exists() else 0
+        start = self._told if 0 <= self._told <= size else self.log_from if self._told < 0 else 0  # else a new file
+        if size == 0 or start == size:
+            return
+        with open(path, "rb") as file:
+            file.seek(start)
+            lines = file.read().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]  # the last one may be half written
+        self._told = start + sum(map(len, whole))
+        for line in whole:
+            for pattern, sentence in NEWS[self.role].items():
+                if found := re.search(pattern, line.decode(errors="replace")):
+                    yield sentence.format(*found.groups())
 
     def ready(self) -> bool:
         """Whether the hub listens, or the site is registered."""
