@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test coverage lint docs hooks mutants attack clean help
+.PHONY: demo test federation coverage lint docs hooks mutants attack clean help
 
 demo: $(VENV)/.demo-ready
 	$(BIN)/bespoke compare
 
 test: $(VENV)/.test-ready lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+# A real federation on loopback: every method, and every process killed. Minutes, so apart from `make test`.
+federation: $(VENV)/.test-ready
+	$(BIN)/python -m pytest -v tests/deploy/slow_federation.py
 
 # Lines that no test reaches, in build/coverage. Apart from `make test`, which it would make a third longer.
 coverage: $(VENV)/.test-ready
@@ -35,6 +39,7 @@ hooks: $(VENV)/.test-ready
 help:
 	@echo "make demo     compare four methods on built-in data"
 	@echo "make test     tests, linter, type checker"
+	@echo "make federation  all methods on a federation of FLARE, its processes killed (minutes)"
 	@echo "make lint     linter and type checker alone"
 	@echo "make coverage tests, and the lines that none of them reaches (build/coverage)"
 	@echo "make docs     the documentation site, into build/site"

@@ -1,4 +1,4 @@
-"""The commands that stay: a hub and a site on loopback, started as people start them, ended by Ctrl-C without traces."""
+"""The commands that stay: a hub and a site on loopback, started as people start them, and ended by Ctrl-C."""
 
 from __future__ import annotations
 

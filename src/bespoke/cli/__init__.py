@@ -5,6 +5,7 @@ from __future__ import annotations
 from bespoke.cli import (  # noqa: F401 -- commands, in the order of --help
     compare,
     deploy,
+    deploy_run,
     experiments,
     generate,
     listings,

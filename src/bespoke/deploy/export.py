@@ -22,6 +22,7 @@ from bespoke.data.standardize import client_scaling
 from bespoke.data.texts import tfidf
 from bespoke.errors import UserError, unknown
 from bespoke.experiment.build import build
+from bespoke.experiment.experiment import Experiment
 from bespoke.experiment.loading import load_population
 from bespoke.experiment.prepare import prepare
 from bespoke.experiment.stage import check_stage
@@ -60,15 +61,25 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
     experiment = build(config, prepared=prepared)
     position = experiment.population.index(client)
     model, candidate = personal_model(folder, experiment, position)
-    about, task = experiment.population.about, experiment.task
     target = out or client_folder(run, client)
-    target.mkdir(parents=True, exist_ok=True)
     how, given = prepared.scales
-    mean, deviation = client_scaling(prepared.plain, experiment.split.train, how, position, given)
+    scaling = client_scaling(prepared.plain, experiment.split.train, how, position, given)
+    write_personal(target, experiment, config.stage[-1], client, model, candidate, scaling)
+    return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(model)}
+
+
+def write_personal(
+    target: Path, experiment: Experiment, stage: dict[str, Any], client: str, model: Tree, candidate: str,
+    scaling: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Write a client's personal model, with what is needed to use it; `scaling`: by which its features are."""
+    about, task = experiment.population.about, experiment.task
+    target.mkdir(parents=True, exist_ok=True)
+    mean, deviation = scaling
     write_arrays(target / "model.safetensors", {**flatten(model), "input.mean": mean, "input.deviation": deviation})
     description = {
         "format": PERSONAL_FORMAT, "client": client, "method": experiment.label, "candidate": candidate,
-        "stage": config.stage[-1],
+        "stage": stage,
         "network": task.network.described(),
         "task": about["task"], "hinge": not task.smooth, "classes": about.get("classes", []),
         "words": about.get("words", []), "text": about.get("text", {}), "tfidf": about.get("tfidf"),
@@ -82,7 +93,6 @@ def export_personal(run: Path, client: str, out: Path | None = None) -> dict[str
                 + ("; without those of words if texts are given: predict(rows, texts)" if "tfidf" in about else ""),
     }  # fmt: skip
     write_text(target / "model.json", json.dumps(description, indent=1))
-    return {"folder": str(target), "client": client, "candidate": candidate, "parameters": count(model)}
 
 
 @dataclass(frozen=True)

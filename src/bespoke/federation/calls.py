@@ -34,7 +34,14 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "save_private": {"folder": "text", "name": "text", "only_dirty": "flag", "run": "text"},
     "load_private": {"folder": "text", "names": "texts", "share": "pair?", "point": "text"},
     "kept_layers": {"point": "text"},
+    "describe": {"config": "plain", "learned": "plain?"},
+    "score": {
+        "shared": "tree", "own": "tree?", "clients": "clients", "name": "text", "key": "number", "rows": "clients?",
+    },
+    "statistics": {"told": "plain"},
+    "keep": {"told": "plain"},
 }  # fmt: skip
+OF_SITES = frozenset({"describe", "score", "statistics", "keep"})  # carried out where scores stay (deploy/federated)
 
 
 @dataclass(frozen=True)

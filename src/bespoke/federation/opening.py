@@ -16,3 +16,4 @@ class Opening:
     stage: int
     noise: dict[str, Any] | None = None  # values of the privacy transform, as the account chose them
     sample: Tree = field(default_factory=dict)  # what a client receives in a first round, all zeros
+    learned: dict[str, Any] | None = None  # means and deviations of all places' rows, by column

@@ -270,6 +270,7 @@ class _Unpacker:
         if kind == "opening":
             _check(found["config"], "plain", "an opening's experiment")
             _check(found["sample"], "tree", "an opening's sample")
+            _check(found["learned"], "plain?", "what an opening says of the data")
             return Opening(**found)
         raise WireError(f"the message holds a {kind!r}, which is not a known kind")
 
@@ -340,7 +341,8 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 }
 ANSWERS = {
     "hello": "roster", "moments": "tree", "template": "tree", "train": "partial", "answer": "tree?", "secure": "secure",
-    "examine": "scores", "personal": "tree", "save_private": "texts", "kept_layers": "texts",
+    "examine": "scores", "personal": "tree", "save_private": "texts", "kept_layers": "texts", "describe": "plain",
+    "statistics": "plain", "keep": "plain",
 }  # fmt: skip
 
 

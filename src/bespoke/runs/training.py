@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
@@ -64,6 +65,8 @@ class Run:
     callbacks: Sequence[Callback] | None = None  # observers; None: those of the experiment, which alone end stages
     name: str = ""  # what callbacks call this run
     engine_of: Callable[[Population, EngineChoice], Engine] = Engine  # where clients live; default: a simulation
+    scoring_of: Callable[..., Any] = Scoring  # makes and scores personal models; where scores stay with the clients,
+    results_of: Callable[..., Any] = Results  # another, and what is written of it
     losses: int = 0  # how often in a row places may be lost: `engine_of` is asked for new ones
 
     def __post_init__(self) -> None:
@@ -111,7 +114,7 @@ class Run:
         how = execution(experiment, params, self.folder.path, self.how, self.progress.note)
         with self.engine_of(self.now.population, how) as engine:
             self.engine = engine  # studies look at clients' private state after a round
-            self.scoring = Scoring(experiment, engine, self.progress, self.stop)
+            self.scoring = self.scoring_of(experiment, engine, self.progress, self.stop)
             server: Tree = {}
             for place, stage in enumerate(experiment.stages):
                 if found and found.stage > place:
@@ -346,7 +349,7 @@ class Run:
         method, support = experiment.stages[-1].method, experiment.split.test.support.sizes()
         sent = broadcast_bytes(method, server)
         self.folder.append("ledger.jsonl", self.ledger.personalization(method, engine.choice, sent, support))
-        results = Results(experiment, self.folder, final)
+        results = self.results_of(experiment, self.folder, final)
         record = results.write(server, params, self.excluded, privacy)
         if stopped:
             record["stopped"] = stopped

@@ -8,8 +8,9 @@ from typing import Any
 
 from bespoke.data.arrays import open_population
 from bespoke.data.population import Population
+from bespoke.data.tables.features import encode
 from bespoke.data.tables.schema import Schema
-from bespoke.data.tables.table import read_table
+from bespoke.data.tables.table import open_table, read_table
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.errors import UserError
 
@@ -21,7 +22,9 @@ def check_rows(kit: Path, data: Path | None = None, least: int = 0) -> list[str]
     """
     said = json.loads((kit / "local" / BY_BESPOKE).read_text(encoding="utf-8"))
     said["data"] = str(data) if data is not None else said["data"]
-    rows = _load(said)
+    rows = load_rows(said)
+    if "schema" in rows.about:
+        rows = encode(rows, Schema.of(rows.about["schema"], "the schema"))
     clients = len(rows.ids)
     if clients < least:
         raise UserError(
@@ -31,7 +34,7 @@ def check_rows(kit: Path, data: Path | None = None, least: int = 0) -> list[str]
     return [f"{said['data']}: {rows.rows:,} rows of {clients:,} clients", *rows.about.get("notes", [])]
 
 
-def _load(said: dict[str, Any]) -> Population:
+def load_rows(said: dict[str, Any]) -> Population:
     if said["data"] is None:
         raise UserError("which rows are this site's? Name its table or its population folder: --data rows.csv")
     path = Path(said["data"])
@@ -50,4 +53,6 @@ def _load(said: dict[str, Any]) -> Population:
     if not target:
         raise UserError(f"{path}: the project names no target column; the hub does so in [columns] of hub.toml")
     named = {name: columns[name] for name in ("group", "features", "time") if name in columns}
-    return read_table(path, columns["client"], target, schema=schema, **named)
+    if schema is None:
+        return read_table(path, columns["client"], target, **named)
+    return open_table(path, columns["client"], target, schema=schema, **named)  # encoded by each experiment
