@@ -61,7 +61,7 @@ split serves all seeds, since topics follow it: ± is over seeds, intervals are 
 | groups found by updates, features and loss, against topics | ted_found.toml | 15 minutes |
 | WikiText's pages at hand, topics found | wikitext.toml | 10 minutes |
 | all of WikiText-103, as in the paper | wikitext_full.toml | three weeks |
-| Shakespeare's roles by play | shakespeare_words.toml | 30 minutes |
+| Shakespeare's roles by play | shakespeare_words.toml | 20 minutes |
 
 GroupFL trains longer than FL: part of what it gains is the training. "FL longer" has as much of it without groups. The
 paper's perplexities are of other texts; what can be compared is what a method changes. Its Table 3 is:
