@@ -53,7 +53,7 @@ def assert_like(there: Path, here: Path) -> None:
             np.testing.assert_allclose(theirs[column], mine[column], rtol=1e-3, atol=1e-4)
         else:
             assert theirs[column] == mine[column], column
-    expected, found = (dict(RunFolder.existing(where).result() or {}) for where in (here, there))
+    expected, found = (dict[str, Any](RunFolder.existing(where).result() or {}) for where in (here, there))
     for key in ("query", "validation"):
         assert found[key] == pytest.approx(expected[key], rel=1e-4)
     for key in ("clients", "rounds", "chosen", "parameters", "steps"):
