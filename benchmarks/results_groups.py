@@ -13,7 +13,7 @@ from bespoke.report.summary import Summary
 from bespoke.statistics.clients import OverSeeds
 from bespoke.statistics.clusters import clusters_of
 from bespoke.statistics.folders import RunSet
-from bespoke.statistics.formatting import metric_name, number
+from bespoke.statistics.formatting import count, metric_name, number
 from results_claim import Claim, yes_or_no
 from results_claim import table as claims_table
 from results_converged import HEAD, NOTE, column, unsettled
@@ -60,7 +60,7 @@ def section(folder: Path) -> str:
     lines = [
         f"### {about['title']}",
         "",
-        f"{metric_name(metric)}, {pooled}; {summary.clients:,} clients, {len(summary.seeds)} seeds, "
+        f"{metric_name(metric)}, {pooled}; {summary.clients:,} clients, {count(len(summary.seeds), 'seed')}, "
         f"{about['model']['name']} with {about['model']['parameters']:,} parameters."
         + (f" The {MOST_GROUPS} largest of {len(rows) - 1} groups." if left_out else "")
         + (" The data have no groups: all clients are one row." if len(rows) == 1 else ""),

@@ -15,6 +15,7 @@ from bespoke.report.motley_tables import TableLine, motley_lines
 from bespoke.report.report import read, summarize_study
 from bespoke.report.summary import Summary
 from bespoke.statistics.clusters import Clusters, clusters_of
+from bespoke.statistics.formatting import count
 from results_curves import curves
 from results_motley_claims import Found, claims
 
@@ -45,8 +46,8 @@ def section(folder: Path) -> str:
     lines = [
         f"### {about['title']}",
         "",
-        f"Source: {expected['source']}. {summary.clients} clients, {len(summary.seeds)} seeds, {about['metric']}, "
-        f"{about['model']['name']} with {about['model']['parameters']:,} parameters{cohort(about)}.",
+        f"Source: {expected['source']}. {summary.clients} clients, {count(len(summary.seeds), 'seed')}, "
+        f"{about['metric']}, {about['model']['name']} with {about['model']['parameters']:,} parameters{cohort(about)}.",
         f"Command: `{command}`",
         "",
         markdown(motley_lines(study, table, summary, found)),

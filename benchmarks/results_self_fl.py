@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from bespoke.statistics.formatting import count
 from results_converged import HEAD, NOTE, column
 from self_fl import claims, uncertainty
 from self_fl.folders import (
@@ -126,7 +127,7 @@ def compared(runs: Path, entry: claims.Entry) -> list[str]:
     told = "; ".join(f"{name}: {', '.join(f'{k} = {v:g}' for k, v in knobs.items())}" for name, knobs in chosen.items())
     facts = (
         f"{entry.about} {about['data']['clients']} clients, {about['cohort']} a round, {study.rounds} rounds, "
-        f"{len(study.seeds)} seeds, {about['model']['name']} of {about['model']['parameters']:,} parameters."
+        f"{count(len(study.seeds), 'seed')}, {about['model']['name']} of {about['model']['parameters']:,} parameters."
     ).strip()
     facts = f"{facts} {study.others}".strip()
     return [
