@@ -16,17 +16,23 @@ from bespoke.api import run as run_experiment
 from bespoke.data.splits import everything
 from bespoke.deploy.export import export_personal
 from bespoke.deploy.forget import forget_client
+from bespoke.experiment.experiment import Experiment, Stage
 from bespoke.federation.batches import Orders
 from bespoke.federation.choice import choose
+from bespoke.federation.engine import Choice
 from bespoke.federation.work import ClientWork
 from bespoke.methods import FedPCMeta, FedPCSplit
 from bespoke.models import frozen
 from bespoke.models.head import HeadLM
+from bespoke.runs.folder import RunFolder
+from bespoke.runs.training import Run
 from bespoke.tensors import Params
+from kills import assert_identical, contents
 from small_language import CONTEXTS, VOCABULARY, WIDTH, prefix_world, tiny_model
 from test_fedpc import settings
 
 MODEL = pretrained.language_model
+LOOP = Choice(False, 1, 0, 1, "autograd", "")
 
 
 def task_of(how: Any = "autograd") -> Any:
@@ -208,3 +214,29 @@ def test_an_exported_head_predicts_and_can_be_forgotten(finished: Path) -> None:
     receipt = forget_client(finished, "carl")
     assert receipt["traces_left"] == 0
     assert any(name.startswith("private/") for name in receipt["deleted"]) == split
+
+
+@pytest.mark.parametrize("kind", [FedPCSplit, FedPCMeta])
+def test_a_stopped_run_goes_on_to_the_same_bytes(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though what lies below the heads is not known any more, and is computed in another order."""
+    place = prefix_world()
+    method = kind(place.task, steps=2, tune_steps=1, batch_size=4)
+    experiment = Experiment(
+        "small", place.population, place.split, place.task, (Stage(method, 3),), "perplexity", cohort=5
+    )
+
+    def run(name: str, stopped: int = 0) -> Path:
+        def after_round(stage: int, number: int) -> None:
+            if number == stopped:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(frozen, "_MEMORY", frozen._Memory())
+        path = tmp_path / name
+        folder = RunFolder.existing(path) if path.exists() else RunFolder.create(path, "")
+        Run(experiment, folder, how=LOOP, checkpoint_seconds=0.0, after_round=after_round).run()
+        return path
+
+    whole = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", 2)
+    assert_identical(contents(run("stopped")), contents(whole), "stopped after round 2")

@@ -88,10 +88,20 @@ def _run(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def _settings(folder: Path) -> dict[str, Any]:
+    """The experiment of one of a part's runs."""
+    return tomllib.loads(next((folder / "runs").glob("*/config.toml")).read_text())
+
+
 def _most(folder: Path) -> str:
     """The most utterances of a user in a part's runs."""
-    found = re.search(r"most = (\d+)", next((folder / "runs").glob("*/config.toml")).read_text())
-    return found[1] if found else "all"
+    return str(_settings(folder)["data"]["options"]["most"] or "all")
+
+
+def _cohort(folder: Path) -> str:
+    """How many users train in a round of a part's runs."""
+    size = _settings(folder).get("cohort", {}).get("size")
+    return f"{size} users" if size else "all users"
 
 
 def _knobs(values: dict[str, Any]) -> str:
@@ -217,7 +227,8 @@ def _smollm2(folder: Path) -> str:
     stage = about["methods"][0]["stages"][-1]
     values = {method: table.at(method, "all") for method in ("fedpc", "shared-prefix", "none")}
     lines = [
-        f"SmolLM2-135M-Instruct in four bits, unpacked: {len(table.users)} known users, {stage['rounds']} rounds of "
+        f"SmolLM2-135M-Instruct in four bits, unpacked: {len(table.users)} known users with at most "
+        f"{_most(folder / 'smollm2')} utterances, {stage['rounds']} rounds of {_cohort(folder / 'smollm2')} and "
         f"{stage['steps']} updates, one seed, rates as tuned with stories15M; not converged.",
         "", "| | perplexity |", "| --- | ---: |",
         *(f"| {TITLES[m]} | {number(over_seeds(v)[0])} |" for m, v in values.items() if v is not None),

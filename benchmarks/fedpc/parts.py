@@ -114,7 +114,7 @@ def analyses(part: str, made: Comparison) -> list[tuple[Path, Wanted, bool]]:
 def analyzed(path: Path, wanted: Wanted, frozen: bool) -> None:
     """Analyze a run, in a process of its own and with one thread, as it was trained."""
     torch.set_num_threads(1)
-    Analyses((path,), wanted).run()
+    Analyses((path,), wanted, lenient=True).run()
     if frozen:
         untuned(path)
 
