@@ -367,3 +367,15 @@ def test_a_module_is_not_made_again_for_what_it_holds() -> None:
     assert torch.equal(network.init(0)["fc.bias"], expected["fc.bias"])
     assert not torch.equal(network.init(1)["fc.bias"], expected["fc.bias"])
     assert len(made) == 2
+
+
+def test_what_a_worker_rebuilds_runs_under_vmap() -> None:
+    """A module draws its initial values when it is made, which vmap refuses within it."""
+    network = pickle.loads(pickle.dumps(OwnNetwork(replace(own_models.dropped, named="own_models:dropped"))))
+    params = [own_models.Dropped().state_dict() for _ in range(2)]
+    x = torch.randn(2, 5, 6)
+    found = torch.func.vmap(network)({name: torch.stack([p[name] for p in params]) for name in params[0]}, x)
+    for one, mine, rows in zip(found, params, x):
+        torch.testing.assert_close(
+            one, (rows @ mine["body.weight"].T + mine["body.bias"]).tanh() @ mine["fc.weight"].T + mine["fc.bias"]
+        )
