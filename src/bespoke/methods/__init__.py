@@ -55,7 +55,7 @@ _BUILT_IN: dict[str, type[Method]] = {
 def _checked(found: Any, where: str) -> type[Method]:
     """Checks a user's own method: a class with a card."""
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"{where} is no method: it has to be a class derived from bespoke.Method, and is {found!r}")
+        raise UserError(f"{where} is not a method: it must be a class derived from bespoke.Method; it is {found!r}")
     name = found.card.name
     if not name or name in _BUILT_IN:
         what = f"the name of a built-in method, {name!r}" if name else "none"

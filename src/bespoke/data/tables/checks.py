@@ -378,7 +378,7 @@ def _few(split: Split) -> Iterator[Check]:
         yield Check(
             "few rows", "serious" if tested.sum() < 100 else "note",
             f"{_percent(float(scarce.mean()))} % of the clients have fewer than three rows to learn from or fewer than "
-            f"two to be tested on ({int(tested.sum()):,} test rows in all): too few for statements about single clients.",
+            f"two to be tested on ({int(tested.sum()):,} test rows in all): too few to judge single clients.",
         )  # fmt: skip
 
 
