@@ -458,7 +458,7 @@ def test_damaged_comparisons(finished: Path, how: str) -> None:
     assert Path("compare/summary.json").read_bytes() == (finished / "compare/summary.json").read_bytes()
     run = Path("compare/runs/finetune-seed0")
     _damage(run / "config.toml", "garbled")
-    refused(bespoke(*again), str(run), "another experiment")
+    refused(bespoke(*again), str(run), "a different experiment")
     shutil.rmtree(run)
     refused(bespoke("report", "compare"), "1 of 4 runs", "finetune-seed0", "--out compare --resume")
     assert bespoke(*again).code == 0
@@ -486,8 +486,8 @@ def test_resume_with_other_options(finished: Path) -> None:
     table = finished / "plain.csv"
     shutil.copytree(finished / "compare", "compare")
     asked = ("compare", table, "--client", "client", "--target", "y", *QUICK, "--out", "compare", "--resume")
-    refused(bespoke(*asked, "--rounds", 2), "compare/runs/fedavg-seed0", "another experiment", "--out")
-    refused(bespoke(*asked, "--metric", "mae"), "another experiment")
+    refused(bespoke(*asked, "--rounds", 2), "compare/runs/fedavg-seed0", "a different experiment", "--out")
+    refused(bespoke(*asked, "--metric", "mae"), "a different experiment")
     refused(bespoke("run", finished / "exp.toml", "--out", "compare", "--resume"), "nothing that `bespoke run` began")
     more = bespoke(*asked, "--seeds", 2)  # more of the same is no other experiment
     assert more.code == 0

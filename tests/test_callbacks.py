@@ -338,7 +338,7 @@ def test_a_callback_that_fails_at_the_end_is_told_of_it_again(tmp_path: Path) ->
         ({"early-stop": {"patience": 0}}, ("early-stop: patience = 0", "greater than or equal to 1")),
         ({"early-stop": {"patince": 3}}, ("'patince'", "Did you mean 'patience'?")),
         ({"early-stop": 5}, ("early-stop = 5", "a table of its settings")),
-        ({"os:getcwd": {}}, ("os:getcwd is no callback", "inherits bespoke.Callback")),
+        ({"os:getcwd": {}}, ("os:getcwd is not a callback", "inherits bespoke.Callback")),
         (["early-stop"], ("callbacks = ['early-stop']",)),
     ],
 )

@@ -314,7 +314,7 @@ def test_the_same_as_functions(here: Path) -> None:
     assert result["rounds"] == 1
     with pytest.raises(library.UserError, match="nothing to compare"):
         library.compare(path, out=here / "none", methods=[], **columns)
-    with pytest.raises(library.UserError, match=r"config\.toml holds another experiment"):
+    with pytest.raises(library.UserError, match=r"config\.toml holds a different experiment"):
         library.run({"data": {"table": str(path), **columns}, "stage": [stage], "seed": 7}, here / "run")
 
 

@@ -211,7 +211,7 @@ def test_runs_of_before_there_were_digests_go_on(runs: Path, tmp_path: Path) -> 
         arrays, _ = open_arrays(path)
         write_arrays(path, {name: leaf.clone() for name, leaf in arrays.items()})
     said = run(tmp_path / "run")
-    assert any("a version that kept no digests" in note for note in said)
+    assert any("a version without digests" in note for note in said)
     found, whole = contents(tmp_path / "run"), contents(runs / "whole")
     for name in ("rounds.jsonl", "ledger.jsonl", "clients.parquet", "choices.json"):
         assert found[name] == whole[name]

@@ -67,7 +67,7 @@ def test_a_word_of_test_rows_is_nowhere_in_a_comparison(posts: Path, tmp_path: P
     assert b"zebra" not in written
     found = json.loads((tmp_path / "c" / "compare.json").read_text())
     assert [one["text"] for one in found["checks"]] == [
-        "Client and place coincide, one place for each client: what belongs to the one cannot be told from the other."
+        "Client and place coincide, one place for each client: their effects cannot be separated."
     ]
     page = (tmp_path / "c" / "report.html").read_text()
     assert "Client and place coincide" in page

@@ -217,7 +217,7 @@ def test_the_published_folders(folder: Path) -> None:
     ("change", "options", "message"),
     [
         ({}, {"wake_word": "upp"}, "unknown wake word 'upp' in the clips.*Did you mean 'up'.*no"),
-        ({}, {"least": 9}, "'least' .* is 9; nobody has more than 3 clips"),
+        ({}, {"least": 9}, "'least' .* is 9; no client has more than 3 clips"),
         ({"columns": ("word", "who", "clip", "mulaw_8khz")}, {}, r"the columns .*'who'.*, expected word, speaker"),
         ({"rows": [("up", "a", "a_0", b"\x80" * 7999)]}, {}, "clip 'a_0' of 7999 bytes, expected 8000 mu-law bytes"),
         ({"rows": [("up", "a", "a_0", b"\x80" * RATE)]}, {}, "no background noise, expected words, and noise"),

@@ -75,9 +75,7 @@ def test_characters_lines_and_shows(folder: Path) -> None:
         "Friends: 6 characters with 39 of 42 lines; 6 have fewer than 3 words and were left out.",
         "Game of Thrones: 13 characters with 182 of 195 lines; 0 have fewer than 3 words and were left out.",
     ]
-    assert warnings_of(population) == [
-        "Every client has one show: what belongs to the one cannot be told from the other within a client."
-    ]
+    assert warnings_of(population) == ["Every client has one show: their effects cannot be separated within a client."]
 
 
 def test_seasons_cross_users(folder: Path) -> None:

@@ -174,7 +174,7 @@ def test_models_by_name() -> None:
     full = build_task(ABOUT, "char-lstm", tied=True, hidden=6).network
     assert full == CharLSTM(WORDS, hidden=6, tied=True)
     assert build_task(ABOUT, "char-lstm-adaptive").network == AdaptiveCharLSTM(WORDS)
-    with pytest.raises(UserError, match="no words; use 'lstm'"):
+    with pytest.raises(UserError, match="not words; use 'lstm'"):
         build_task({**ABOUT, "words": []}, "char-lstm")
     with pytest.raises(UserError, match="tied = 1"):
         build_task(ABOUT, "char-lstm", tied=1)

@@ -292,15 +292,15 @@ def test_what_is_defined_here_stays_here(site: Path, tmp_path: Path) -> None:
 
 def test_what_is_of_another_kind_is_refused(site: Path) -> None:
     names.trust("outside_doors.clinics:load", "outside_doors.rounds:in_turn", "outside_doors.fedper:FedPer")
-    with pytest.raises(UserError, match=r"exp.toml: outside_doors.clinics:load is no method: it has to be a class"):
+    with pytest.raises(UserError, match=r"exp.toml: outside_doors.clinics:load is not a method: it must be a class"):
         METHODS.find("outside_doors.clinics:load", "exp.toml")
-    with pytest.raises(UserError, match="is no source: it has to be a function"):
+    with pytest.raises(UserError, match="is not a source: it must be a function"):
         load_source("outside_doors.fedper:FedPer")
     with pytest.raises(UserError, match="has to return a population"):
         load_source(names.handed_over(lambda: 3))
     with pytest.raises(UserError, match=r"has to return a client for each of 1797 rows.*of shape \(3,\)"):
         load_source("digits", partition=names.handed_over(lambda labels, clients, seed: [0, 1, 2]))
-    for registry, kind in (("metric", "does not say which direction"), ("optimizer", "is no server optimizer")):
+    for registry, kind in (("metric", "does not say which direction"), ("optimizer", "is not a server optimizer")):
         with pytest.raises(UserError, match=kind):
             REGISTRIES[registry].find("outside_doors.rounds:in_turn", "exp.toml")
     with pytest.raises(UserError, match="say what it is: kind = one of"):

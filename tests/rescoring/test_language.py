@@ -157,7 +157,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", ["line 2", "no JSON"]),
-        ("[1]", ["line 2", "no JSON object", "hypotheses"]),
+        ("[1]", ["line 2", "not a JSON object", "hypotheses"]),
         (line(id=None), ["line 2", "'id' is missing"]),
         (line(client=None), ["line 2", "'client' is missing", "--client"]),
         (line(hypotheses=None), ["line 2", "'hypotheses' is missing"]),
@@ -169,7 +169,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
         (line(split="train"), ["line 2", "unknown split 'train'", "validation"]),
         (line(refrence="a"), ["line 2", "unknown field 'refrence'", "Did you mean 'reference'"]),
         (line(reference=3), ["line 2", "reference = 3", "a text"]),
-        (line(id="first"), ["line 2", "'first'", "ids differ"]),
+        (line(id="first"), ["line 2", "'first'", "ids must differ"]),
     ],
 )
 def test_lines_that_are_refused(run: Path, tmp_path: Path, text: str, words: list[str]) -> None:

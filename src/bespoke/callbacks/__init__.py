@@ -15,7 +15,7 @@ from bespoke.registry import Registry
 
 def _checked(found: Any, where: str) -> type[Callback]:
     if not (isinstance(found, type) and issubclass(found, Callback)):
-        raise UserError(f"{where} is no callback: it has to be a class that inherits bespoke.Callback")
+        raise UserError(f"{where} is not a callback: it must be a class that inherits bespoke.Callback")
     return found
 
 

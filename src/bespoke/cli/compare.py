@@ -344,8 +344,8 @@ def described_data(table: Path | None, data: str | None, columns: dict[str, str 
         return {"source": data or "chem97"}
     if not table.is_dir() and not (columns["client"] and (columns["target"] or columns.get("text"))):
         raise UserError(
-            f"tell what is what in {table}: --client COLUMN (who) and --target COLUMN (what to predict), or --text "
-            "COLUMN to model texts"
+            f"name the columns of {table}: --client COLUMN (the client of each row) and --target COLUMN (what to "
+            "predict), or --text COLUMN to model texts"
         )
     features, task = columns["features"], columns["task"]
     named = listed(features) if features is not None else None

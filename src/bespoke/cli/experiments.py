@@ -68,7 +68,7 @@ def run(
             text = same_elsewhere(begun, config) or ""
         if not text:
             raise UserError(
-                f"{folder} was begun with another configuration than this one, or its config.toml was changed; resume "
+                f"{folder} was started with another configuration, or its config.toml was changed; resume "
                 "with the same file and --set options, or leave --resume out and choose another --out"
             )
         built = build(config, without_forgotten(load_population(config), folder), folder=folder)

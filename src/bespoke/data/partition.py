@@ -135,7 +135,7 @@ def power_law(
 
 def _checked(found: Any, where: str) -> Callable[..., Ints]:
     if not callable(found) or isinstance(found, type):
-        raise UserError(f"{where} is no partitioner: a function of (labels, clients, seed); it is {found!r}")
+        raise UserError(f"{where} is not a partitioner, a function of (labels, clients, seed); it is {found!r}")
     function: Callable[..., Ints] = found
     return function
 
@@ -159,7 +159,7 @@ def client_names(owner: Ints) -> NDArray[np.str_]:
 def _codes(labels: ArrayLike) -> tuple[Ints, int]:
     names, codes = np.unique(np.asarray(labels), return_inverse=True)
     if len(names) == 0:
-        raise UserError("there are no rows to deal out to clients")
+        raise UserError("there are no rows to divide among clients")
     return codes.astype(np.int64), len(names)
 
 

@@ -147,7 +147,7 @@ def _added(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     for part in parts:
         if list(part) != names:
             odd = sorted(set(part) ^ set(names)) or names
-            raise UserError(f"places tell of different columns ({', '.join(odd)}); agree on one schema")
+            raise UserError(f"places have different columns ({', '.join(odd)}); agree on one schema")
     return {name: torch.stack([part[name] for part in parts]).sum(0) for name in names}
 
 

@@ -147,7 +147,7 @@ def _check_after(label: str, entries: dict[str, dict[str, Any]], place: str) -> 
     """Checks `after`: it names another entry or method, stands alone, and forms no cycle."""
     after = entries[label]["after"]
     if "before" in entries[label]:
-        raise UserError(f"{place}: after = {after!r} and before: give one of them; both say what comes before it")
+        raise UserError(f"{place}: after = {after!r} and before: give one of them; both define its earlier stages")
     if not isinstance(after, str) or (after and after not in {**METHODS, **entries}):
         raise unknown("entry", after, [*entries, *METHODS], f"{place} after")
     seen, at = [label], after

@@ -247,7 +247,7 @@ class Host:
         if made is None or made.key != key:
             if key == self.settled:
                 return
-            raise RemoteLost(f"the private state that round {key} made is not here any more; go back to a checkpoint")
+            raise RemoteLost(f"the private state that round {key} made is no longer here; go back to a checkpoint")
         for clients, state, layers in made.chunks:
             kept: Any = slice(None) if used is None else np.isin(clients, used)
             self.private.put(clients[kept], state[kept])

@@ -173,7 +173,7 @@ def chosen_run(path: Path, method: str | None = None) -> Path:
     """A run folder: the one named, or in a comparison folder the first run of a method."""
     if not ((path / "compare.json").exists() or (path / "runs").is_dir()):
         if method is not None:
-            raise UserError(f"--method {method}: {path} is no comparison folder but a run; leave --method out")
+            raise UserError(f"--method {method}: {path} is a run folder, not a comparison; leave --method out")
         if not path.is_dir():
             raise UserError(f"there is no run folder {path}")
         return path

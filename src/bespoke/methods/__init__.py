@@ -53,9 +53,9 @@ _BUILT_IN: dict[str, type[Method]] = {
 
 
 def _checked(found: Any, where: str) -> type[Method]:
-    """A method of somebody else: a class with a card of its own."""
+    """Checks a user's own method: a class with a card."""
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"{where} is no method: it has to be a class derived from bespoke.Method, and is {found!r}")
+        raise UserError(f"{where} is not a method: it must be a class derived from bespoke.Method; it is {found!r}")
     name = found.card.name
     if not name or name in _BUILT_IN:
         what = f"the name of a built-in method, {name!r}" if name else "none"
@@ -73,7 +73,7 @@ METHODS: Registry[type[Method]] = Registry("method", "bespoke.methods", _BUILT_I
 
 
 def label_of(name: str) -> str:
-    """What a method is called in tables and folders: by the name on its card."""
+    """The name of a method in tables and folders, from its card."""
     return METHODS[name].card.name
 
 

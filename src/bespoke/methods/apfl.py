@@ -86,7 +86,7 @@ class APFL(SharedModel):
         return Batching(self.batch_size, self.adapt_epochs, drop_last=self.drop_last)
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
-        # the shared model stands still: it is the one that will be mixed in, and nobody averages a newcomer's copy
+        # the shared model does not move: it will be mixed in, and a newcomer's copy is not averaged
         start = {"model": down["params"], "alpha": private["alpha"]}
         return self.train(start, down["params"], support, moves=False)[0]
 

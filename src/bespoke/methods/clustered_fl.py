@@ -67,7 +67,7 @@ class ClusteredFL(FoundGroups, Grouped):
         changes = (sent / weights[:, None]).double()
         norms = changes.norm(dim=1)
         groups = server["groups"].clone()
-        if _rows(server) == 2:  # one group as yet: whoever is heard of joins it
+        if _rows(server) == 2:  # one group so far: every active client joins it
             groups[clients] = 1
         unit = server["unit"] if server["unit"] else norms.max().float()
         server = {**server, "groups": groups, "unit": unit, "max_norm": norms.max().float()}
@@ -102,7 +102,7 @@ class ClusteredFL(FoundGroups, Grouped):
 
 
 def _rows(server: Tree) -> int:
-    """How many models there are: the groups' and the common one."""
+    """The number of models: those of groups and the common one."""
     return len(next(iter(server["params"].values())))
 
 

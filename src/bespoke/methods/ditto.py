@@ -42,9 +42,9 @@ class Ditto(PrivateModel):
         return self.lr if self.private_lr is None else self.private_lr
 
     def batching(self) -> Batching:
-        if self.solver == "exact":  # the private model is made in the end
+        if self.solver == "exact":  # the private model is solved at the end
             return super().batching()
-        if self.steps_per_round:  # both descents take all of them
+        if self.steps_per_round:  # both descents take all steps
             return replace(super().batching(), uses=2)
         return replace(super().batching(), epochs=self.epochs + self.private_epochs)
 

@@ -49,7 +49,7 @@ class Ensemble(FedAvg):
         return [self.task.fresh(seed + place) for place in range(self.k)]
 
     def starts(self, params: Params, seed: int) -> Params:
-        """k different models, stacked: those handed in, or `params` and draws.
+        """k different models, stacked: the given ones, or `params` and draws.
 
         A model of zeros is replaced by a draw: beside draws it would fit nearly every client best, and win them all.
         """
@@ -85,7 +85,7 @@ class Ensemble(FedAvg):
         return {"params": params, "optimizer": optimizer}
 
     def step(self, models: Params, optimizers: Tree, delta: Params, weights: Tensor) -> tuple[Params, Tree]:
-        """Each model by its own mean change through its own optimizer; one that nobody trained stays as it is."""
+        """Moves each model by its own mean change through its own optimizer; an untrained model stays."""
         moved = []
         for place in range(self.k):
             model, state = take(models, place), take(optimizers, place)

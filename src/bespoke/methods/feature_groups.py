@@ -38,7 +38,7 @@ class FeatureGroups(FoundGroups):
         return {"params": self.models(params, self.k), "groups": members, "seed": torch.tensor(setting.seed)}
 
     def batching(self) -> Batching:
-        return Batching(2**31, uses=0)  # its rows are looked at, and nothing is trained
+        return Batching(2**31, uses=0)  # rows are read, and nothing is trained
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         rows = batches.rows()

@@ -31,7 +31,7 @@ class FedAvg(SharedModel):
     )
 
     def __post_init__(self) -> None:
-        self.stepper.joined()  # what does not go together is refused here
+        self.stepper.joined()  # refuses wrong combinations
 
     @property
     def stepper(self) -> ClientOptimizer:
@@ -45,7 +45,7 @@ class FedAvg(SharedModel):
 
     @stackable(lambda method: method.plain)
     def train(self, start: Params, batches: Batches) -> Params:
-        """Local training; FedProx and others put their own in its place."""
+        """Local training; FedProx and others override it."""
         return descend(self.task, start, batches, lr=self.schedule.of(self.lr, batches), optimizer=self.stepper)
 
     @stackable(lambda method: stacks(method.train))

@@ -83,7 +83,7 @@ class FedEmbed(SharedModel):
         "head that the embedding leads to",
         tunes={"lr": (0.03, 0.1, 0.3), "embedding_lr": (0.3, 1.0, 3.0)},
     )
-    handoff = Handoff(Nothing())  # its model has inputs that no other method knows of
+    handoff = Handoff(Nothing())  # no other method knows the inputs of its model
     choosing = Choosing(keep_shared=False)
     needs = Needs(still=True)
 
@@ -154,7 +154,7 @@ class FedEmbed(SharedModel):
         if heirs is None:
             return new
         for leaves in (new["params"], *(leaf for leaf in new["optimizer"].values() if isinstance(leaf, dict))):
-            leaves |= {name: leaves[name][heirs] for name in HEADS}  # moments go with the heads that they belong to
+            leaves |= {name: leaves[name][heirs] for name in HEADS}  # moments move with their heads
         return {**new, **grown}
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class FedEmbed(SharedModel):
         return model, {name: states[name] for name in moments}
 
     def losses(self, model: Params, batch: Params) -> tuple[Tensor, ...]:
-        """What the shared parameters, the embedding (with nu) and the prototype descend."""
+        """The losses of the shared parameters, of the embedding (with nu) and of the prototype."""
         task = self._task
         features = task.network.features(model, batch["x"])
         loss = task.mean_loss(_affine(model, "head", features), batch)
@@ -277,7 +277,7 @@ class FedEmbed(SharedModel):
         model = self.model(params, private, self.heads.place(down, embedding, liked), None, embedding)
         mine = {n: p for n, p in model.items() if not n.startswith(("global.", "kinds."))}
         common = {f"head.{n}": params.get(f"global.{n}", model[f"head.{n}"]) for n in ("weight", "bias")}
-        yield {**mine, **common, "embedding": torch.full_like(embedding, 0.5)}  # as if nothing were known of the client
+        yield {**mine, **common, "embedding": torch.full_like(embedding, 0.5)}  # the mean of initial embeddings
         yield mine
 
     def predict(self, personal: Params, batch: Params) -> Tensor:

@@ -46,7 +46,7 @@ class FedRep(FedAvg):
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         body, head = body_and_head(self.task, params)
-        return {**super().init_server(body, setting), "head": head}  # the head of a client that has none yet
+        return {**super().init_server(body, setting), "head": head}  # the head of clients without one
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         return {**super().server_round(server, cohort), "head": server["head"]}
@@ -66,7 +66,7 @@ class FedRep(FedAvg):
         return {"head": body_and_head(self.task, params)[1]}
 
     def fit(self, body: Params, head: Params, batches: Batches) -> Params:
-        """The head after these batches, the body held."""
+        """The head after these batches, with the body fixed."""
         above = self.task.above_features()
         rate = self.lr if self.head_lr is None else self.head_lr
         return descend(
@@ -99,7 +99,7 @@ class FedRep(FedAvg):
 
 
 class _Represented:
-    """Batches whose rows are what a body makes of them; an order that comes again is not computed again."""
+    """Batches whose rows are the body's features; a repeated order is computed once."""
 
     def __init__(self, task: Task, params: Params, batches: Batches) -> None:
         self.task, self.params, self.batches = task, params, batches

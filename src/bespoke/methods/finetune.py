@@ -31,7 +31,7 @@ from bespoke.methods.parts.schedule import SCHEDULE, Schedule
 from bespoke.methods.parts.solved import SOLVER, WHOLE, Solver, nothing_descends, solved
 from bespoke.tensors import Params, Tree, add_scaled, subtract, take
 
-FREE, BOUND = 1e-6, 1e6  # pulls, in rows: at these a coefficient is as good as free, or held
+FREE, BOUND = 1e-6, 1e6  # pulls, in rows, that leave a coefficient free or hold it fixed
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FineTune(Method):
     def __post_init__(self) -> None:
         if self.solver == "exact":
             nothing_descends(self.optimizer, self.schedule)
-        self.schedule.within(self.epochs, "epochs")  # refuses what does not fit
+        self.schedule.within(self.epochs, "epochs")  # refuses wrong combinations
 
     @property
     def needs(self) -> Needs:
@@ -140,7 +140,7 @@ class FineTune(Method):
                     yield params
 
     def widened(self, candidate: str) -> dict[str, object]:
-        """Knobs under which what was chosen is no longer at the edge of what was tried; empty if it is not."""
+        """Knobs with more values, if the chosen one was at the edge of those tried; else empty."""
         chosen = dict(part.rsplit(" ", 1) for part in candidate.split(", "))
         names = {"pull": "pulls", "intercept": "intercepts"} if self.solver == "exact" else {"lr": "lrs"}
         wider: dict[str, object] = {}

@@ -37,7 +37,7 @@ class GroupFL(Grouped):
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         members = setting.groups
-        if members is None:  # nobody's group is known
+        if members is None:  # no client's group is known
             members = torch.zeros(setting.clients, dtype=torch.int64)
         return self.begin(params, members, int(members.max()) if len(members) else 0)
 

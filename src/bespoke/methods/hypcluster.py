@@ -60,7 +60,7 @@ class HypCluster(Ensemble):
 
     @classmethod
     def prepared(cls, knobs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The method whose models a comparison starts it from, and its knobs there; a cold start tends to collapse."""
+        """The method from whose models a comparison starts it, with its knobs: a cold start tends to collapse."""
         return "fedavg" if knobs.get("share") == "body" else "ensemble", {"reseed": 5, **knobs}
 
     @property
@@ -88,7 +88,7 @@ class HypCluster(Ensemble):
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         last = self.task.last_layer if self.share == "body" else ("",)
         common = {n: leaf for n, leaf in params.items() if not n.startswith(last)}
-        # beside a common body all heads are drawn: the one that came with it would win every client
+        # with a common body all heads are drawn: the head that was trained with it would win every client
         models = self.starts(params, setting.seed) if not common else stack(self.draws(setting.seed))
         own = {name: leaf for name, leaf in models.items() if name not in common}
         optimizer = {"own": self.optimizers(own), "common": self.server.init(common) if common else {}}
@@ -146,7 +146,7 @@ class HypCluster(Ensemble):
         return private, {"delta": delta, "weight": in_cluster * weight, "count": in_cluster, **reported}
 
     def tally(self, server: Tree, cohort: Cohort) -> tuple[Params, Tensor, Tensor]:
-        """The sums of changes, of weights and of clients by cluster, whichever way they were sent."""
+        """The sums of changes, of weights and of clients by cluster, in either form of messages."""
         if self.upload == "sums":
             return cohort.sums["delta"], cohort.sums["weight"], cohort.sums["count"]
         each = cohort.each
@@ -169,7 +169,7 @@ class HypCluster(Ensemble):
         return self.reseeded(after, server["empty"], cohort.sums["loss"]) if self.reseed else after
 
     def reseeded(self, server: Tree, empty: Tensor, loss: Tensor) -> Tree:
-        """Counts the rounds that clusters have been empty; one that is started again becomes a copy of the largest."""
+        """Counts the rounds in which clusters were empty; a cluster that restarts becomes a copy of the largest."""
         count = server["count"]
         # noise makes counts fractions, and of either sign
         empty = torch.where((empty < 0) | (count < 0.5), empty + 1, 0.0)

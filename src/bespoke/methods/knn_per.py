@@ -65,13 +65,13 @@ class KNNPer(Method):
         return Choosing(self.choose, keep_shared=0 in self.mix)
 
     def support_batching(self) -> Batching:
-        return Batching(2**31, uses=0)  # all rows at once, in random order: a memory of part of them keeps the first
+        return Batching(2**31, uses=0)  # all rows at once, in random order, because a limited memory keeps the first
 
     def candidates(self) -> tuple[str, ...]:
         return tuple(f"mix {part:g}" for part in self._parts())
 
     def _parts(self) -> tuple[float, ...]:
-        """The shared model comes first, be it a choice or not."""
+        """The parts of the mixture; the shared model is first, even if it may not be chosen."""
         return (0.0, *(part for part in self.mix if part))
 
     def personalize(self, down: Tree, private: Tree, support: Batches) -> Iterator[Tree]:
@@ -108,7 +108,7 @@ class KNNPer(Method):
         return self.task.mixed(outputs, vote, personal["mix"] * known)
 
     def _asked(self, personal: Tree, batch: Params) -> tuple[Any, Any, Tensor]:
-        """What the model says of these rows, what the neighbours say, and whether there are any (1, else 0)."""
+        """The model's outputs for these rows, the neighbours' vote, and whether there are neighbours (1, else 0)."""
         task, memory = self.task, personal["memory"]
         outputs, queries = task.asked(personal["params"], batch)
         centre = memory["features"].mean(0)  # about it products of features lose least to rounding

@@ -150,12 +150,12 @@ class Mixed(Method):
         for _ in range(ALONE):
             down, each = self.broadcast(server), cohort.each
             mine = down if members is None else take(down, members)
-            told = torch.func.vmap(self._told, in_dims=(0, None if members is None else 0))(each, mine)
+            messages = torch.func.vmap(self._message, in_dims=(0, None if members is None else 0))(each, mine)
             if members is None:
-                sums = {name: value.sum(0) for name, value in told.items()}
+                sums = {name: value.sum(0) for name, value in messages.items()}
             else:
                 rows = len(server["effects"])
-                sums = {n: v.new_zeros(rows, *v.shape[1:]).index_add(0, members, v) for n, v in told.items()}
+                sums = {n: v.new_zeros(rows, *v.shape[1:]).index_add(0, members, v) for n, v in messages.items()}
             server = self._maximized(server, replace(cohort, sums=sums))
             if server["settled"]:
                 break
@@ -212,12 +212,12 @@ class Mixed(Method):
         fitted = fitted - 0.5 * torch.einsum("gi,ij,gj->g", mean, precise, mean)
         fitted = fitted - 0.5 * torch.logdet(eye + (between + TINY * eye) @ information)
         fitted[0] = sums["loglik"][0]
-        said = information - information @ inside @ information
-        heard = score - torch.einsum("gij,gj->gi", information, mean)
-        said[0], heard[0] = information[0], score[0]  # clients without a group speak of beta itself
-        doubt = inverse(said.sum(0))
-        move = doubt @ heard.sum(0)
-        likelihood = fitted.sum() + 0.5 * move @ heard.sum(0) - 0.5 * self.reml * log_determinant(said.sum(0))
+        precision = information - information @ inside @ information
+        pull = score - torch.einsum("gij,gj->gi", information, mean)
+        precision[0], pull[0] = information[0], score[0]  # clients without a group inform about beta itself
+        doubt = inverse(precision.sum(0))
+        move = doubt @ pull.sum(0)
+        likelihood = fitted.sum() + 0.5 * move @ pull.sum(0) - 0.5 * self.reml * log_determinant(precision.sum(0))
         kept = eye - inside @ information
         mean = mean - torch.einsum("gij,gj->gi", inside @ information, move.expand_as(mean))
         mean[0] = 0.0
@@ -230,10 +230,10 @@ class Mixed(Method):
             moment = mean[:, :, None] * mean[:, None, :] + inside + apart @ doubt @ apart.mT
             between = positive((moment * there).sum(0) / there.sum().clamp(min=1.0))
         else:
-            said, heard = said * there, heard * there[:, 0]
-            slope = (heard**2 - said.diagonal(dim1=1, dim2=2)).sum(0)
-            slope = slope + (said @ doubt @ said).diagonal(dim1=1, dim2=2).sum(0) * self.reml
-            between = torch.diag(scored(between.diagonal(), slope, (said**2).sum(0)))
+            precision, pull = precision * there, pull * there[:, 0]
+            slope = (pull**2 - precision.diagonal(dim1=1, dim2=2)).sum(0)
+            slope = slope + (precision @ doubt @ precision).diagonal(dim1=1, dim2=2).sum(0) * self.reml
+            between = torch.diag(scored(between.diagonal(), slope, (precision**2).sum(0)))
         return {
             **server, "doubt": doubt, "beta": server["beta"] + move, "between": between, "effects": mean,
             "effect_doubt": inside + spare, "likelihood": likelihood,
@@ -284,7 +284,7 @@ class Mixed(Method):
         }  # fmt: skip
 
     def _shares(self, server: Tree) -> dict[str, float]:
-        """Parts of the target's variance: what the common coefficients explain, groups, clients, and what is left."""
+        """Parts of the target's variance: what the common coefficients explain, groups, clients, and noise."""
         grouped = "groups" in server
         square, mean, clients, groups = server["variances"].tolist()
         # of classes the noise is that of a latent variable with the logistic distribution
@@ -303,20 +303,20 @@ class Mixed(Method):
         problem = self.task.linear().problem(down["params"], batches.rows())
         if self.statistics == "each":
             return private, self._squares(problem)
-        return private, self._told(problem if self._classes() else self._squares(problem), down)
+        return private, self._message(problem if self._classes() else self._squares(problem), down)
 
     def _squares(self, problem: Any) -> Tree:
         """All that least squares need of a client's rows."""
         square = (problem.y.double() ** 2 * problem.mask).sum()
         return {"gram": problem.gram, "moment": problem.moment[0], "square": square, "rows": problem.rows}
 
-    def _told(self, data: Any, down: Tree) -> Tree:
-        """What a client says at the current parameters; `data`: its squares or, of classes, its problem."""
+    def _message(self, data: Any, down: Tree) -> Tree:
+        """A client's message at the current parameters; `data`: its squares or, of classes, its problem."""
         found = self.posterior(data, down)
         if self.statistics == "moments":
-            left = (found["squares"] + (found["gram"] * found["v"]).sum()) / found["rows"].clamp(min=1.0)
-            sent = {"mean": found["m"], "square": found["m"] ** 2 + found["v"].diagonal(), "noise": left}
-            return {**sent, "clients": torch.ones_like(left)}
+            noise = (found["squares"] + (found["gram"] * found["v"]).sum()) / found["rows"].clamp(min=1.0)
+            sent = {"mean": found["m"], "square": found["m"] ** 2 + found["v"].diagonal(), "noise": noise}
+            return {**sent, "clients": torch.ones_like(noise)}
         a, v, m, doubt = found["a"], found["v"], found["m"], down["doubt"]
         centre, gram, ones = down["centre"], found["design"], found["design"][0]
         first = centre[: len(gram)]  # of several classes the first two are looked at

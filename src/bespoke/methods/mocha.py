@@ -114,10 +114,10 @@ class Mocha(Method):
         return relation
 
     def _coupled(self, mean: Params, weights: Params, trained: Tensor, relation: Tensor, number: int) -> Tree:
-        """The server's state, with what each client is to be sent next."""
+        """The server's state, with the next message to each client."""
         if trained.any():
             mean = tree_map(lambda w: w[trained].mean(0), weights)
-            # who never trained stands at the mean: there it would begin, and that is the best there is for it
+            # a client that never trained is at the mean, which is its best known model
             weights = tree_map(lambda w, m: torch.where(_along(trained, w), w, m), weights, mean)
         rows, own = _rows(weights, trained), relation.diagonal()[:, None]
         anchors = (rows - (relation @ rows) / own).float().split([w[0].numel() for w in weights.values()], dim=1)

@@ -41,5 +41,5 @@ class MRMTL(PrivateModel):
     @stackable(lambda method: stacks(method.pulled))
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         own = self.pulled(private.get("model") or down["params"], down["params"], batches)
-        # v_k - w rather than v_k: the same mean, and what clipping bounds is how far a client stands from the others
+        # v_k - w instead of v_k: the same mean, and clipping then bounds the distance of a client from the others
         return dict.fromkeys(private, own), self.change(own, down["params"], batches)

@@ -61,7 +61,7 @@ class PerFedAvg(SharedModel):
         return replace(super().batching(), epochs=self.draws * self.epochs, steps=steps)
 
     def slope(self, params: Params, batch: Batches) -> Params:
-        """The gradient on a batch: what a step of length one goes. Nothing, where the batch only pads."""
+        """The gradient on a batch; zero if the batch only pads."""
         return subtract(params, descend(self.task, params, batch, lr=1.0))
 
     @stackable()

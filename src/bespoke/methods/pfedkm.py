@@ -86,7 +86,7 @@ class PFedKM(FedAvg):
         return private, {"delta": scale(body, weight), "head": head, "weight": weight}
 
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
-        clients, order = torch.tensor(cohort.clients).sort()  # so that it does not matter who answered first
+        clients, order = torch.tensor(cohort.clients).sort()  # the order of answers must not matter
         each = take(cohort.each, order)
         heads, weight, whole = self.split(server["params"])[1], each["weight"], self.over == "model"
         become = {
@@ -120,7 +120,7 @@ class PFedKM(FedAvg):
         return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
 
     def pick(self, down: Tree, support: Batches) -> Tensor:
-        """The client's cluster; where the server does not know it, the one with the lowest loss on these rows."""
+        """The client's cluster; if the server does not know it, the one with the lowest loss on these rows."""
         rows, places = support.rows(), torch.arange(self.k)
         losses = [self.task.scored(self.model(down, j), rows)["loss"] for j in places]
         found = torch.stack(losses).nan_to_num(nan=torch.inf).argmin()
@@ -139,6 +139,6 @@ class PFedKM(FedAvg):
 
 
 def _head(heads: Tensor, cluster: Tensor) -> Tensor:
-    """The heads of these clusters; of -1 the mean of all."""
+    """The heads of these clusters; for -1 the mean of all."""
     known = cluster.reshape(-1, *(1,) * (heads.dim() - 1)) >= 0
     return torch.where(known, heads[cluster.clamp(min=0)], heads.mean(0))

@@ -51,7 +51,7 @@ class PFedMe(SharedModel):
     needs = Needs(still=True)
 
     def __post_init__(self) -> None:
-        self.stepper.joined()  # what does not go together is refused here
+        self.stepper.joined()  # refuses wrong combinations
         if self.solver == "exact":
             nothing_descends(self.optimizer, self.schedule)
 

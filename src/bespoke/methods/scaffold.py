@@ -29,7 +29,7 @@ from bespoke.tensors import Params, Tree, add_scaled, is_buffer, scale, subtract
 
 @dataclass(frozen=True)
 class Scaffold(SharedModel):
-    """FedAvg whose clients correct their steps by how their gradient differs from everyone's."""
+    """FedAvg whose clients correct their steps by the difference of their gradient from the mean of all clients."""
 
     option: Literal["I", "II"] = knob(
         "II", "a client's control: gradient at the shared model (I), mean of its steps (II)"
@@ -78,7 +78,7 @@ class Scaffold(SharedModel):
         start, own = down["params"], private["control"]
         drift = subtract(down["control"], own)
         steps = batches.part(0, self.epochs)
-        # the rate that is stepped with, by which the control is divided
+        # the learning rate of the steps, by which the control is divided
         lr = bounded(self.task, start, steps, self.schedule.of(self.lr, steps), self.weight_decay)
         decay = ClientOptimizer(weight_decay=self.weight_decay)
         trained = descend(self.task, start, steps, lr=lr, optimizer=decay, drift=drift)

@@ -55,9 +55,9 @@ from bespoke.methods.parts.descend import descend
 from bespoke.methods.parts.schedule import SCHEDULE, Schedule
 from bespoke.tensors import Params, Tree, add_scaled, scale, squared_norm, subtract, zeros_like
 
-TINY = 1e-12  # of variances: nobody is certain
-MOST = 0.9  # of the global model may be a client's own: to take out more would blow up what is left
-WHOLE = 1e-3  # a thousandth of a step more is rounding
+TINY = 1e-12  # the least variance
+MOST = 0.9  # the largest share of the global model that Eq. 10 removes; a larger one would amplify the rest
+WHOLE = 1e-3  # a fraction of a step below this is rounding
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class SelfFL(Method):
         return spread
 
     def times(self, models: float | Tensor) -> float | Tensor:
-        """What a sample variance of so many models is to be multiplied by."""
+        """The factor of a sample variance of so many models."""
         return models if self.variances == "scatter" else 1.0
 
     def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class SelfFL(Method):
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
         variance, known = self.uncertainty(private, batches)
-        # who does not know its uncertainty yet takes it for as large as the differences between clients
+        # a client that does not know its uncertainty yet assumes that of the differences between clients
         own = torch.where(known & (down["between"] > 0), down["between"] / (down["between"] + variance), 0.5)
         steps, lr = self.pace(down, private, batches)
         model = descend(
@@ -229,7 +229,7 @@ class SelfFL(Method):
         return self.lr * float(self.schedule.factor(batches.round)) if not self.schedule.constant else self.lr
 
     def pace(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tensor, float | Tensor]:
-        """How many steps, and of which length: Eq. 8 (16 for mean losses), solved for l."""
+        """The number of steps and their learning rate: Eq. 8 (16 for mean losses), solved for l."""
         fixed = torch.full_like(private["count"], float(min(self.steps, self.max_steps)))
         if not self.adapt_steps:
             return fixed, self.rate(batches)
@@ -249,7 +249,7 @@ class SelfFL(Method):
         remaining = torch.log1p(down["between"] / (variance * others))
         remaining = torch.where(down["counted"] > 0, remaining, torch.inf)  # a cohort of one has no others
         flat = batches.examples * variance if self.curvature is None else torch.full_like(variance, 1 / self.curvature)
-        return remaining, (self.rate(batches) / flat).clamp(max=0.999)  # no step goes further than to z_m
+        return remaining, (self.rate(batches) / flat).clamp(max=0.999)  # no step goes beyond z_m
 
     def remember(self, private: Tree, model: Params) -> Tree:
         """Eq. 18 online, as Eq. 19: the mean and variance of one more model, by the client's own count."""
@@ -259,7 +259,7 @@ class SelfFL(Method):
         return {"mean": add_scaled(private["mean"], gap, 1 / count), "variance": variance, "count": count}
 
     def message(self, delta: Params, weight: Tensor, batches: Batches) -> Tree:
-        """What a client sends: its weighted change, the weight, and the change's weighted square."""
+        """A client's message: its weighted change, the weight, and the change's weighted square."""
         part = weight if self.weighting == "precision" else batches.examples
         up = {"delta": scale(delta, part), "weight": weight, "spread": part * squared_norm(delta)}
         up["count"] = torch.ones_like(weight)
@@ -270,7 +270,7 @@ class SelfFL(Method):
         return self.batching()
 
     def newcomer(self, down: Tree, private: Tree, support: Batches) -> Tree:
-        return self.client_round(down, private, support)[0]  # it has put nothing into theta, and starts there
+        return self.client_round(down, private, support)[0]  # theta has no part of it, so it starts there
 
     def candidates(self) -> tuple[str, ...]:
         return ("global", "personal")

@@ -37,7 +37,7 @@ class AugmentedSelfFL(SelfFL):
         return {**super().uplink, "local": Sent(Reveal.SUM, change="count")}
 
     def spread(self, sums: Tree, mean: Params, clients: float) -> Tensor:
-        """Eq. 22: of the converged models, unweighted, for their own sum travels too."""
+        """Eq. 22: of the converged models, unweighted, because their own sum travels too."""
         spread: Tensor = sums["spread"] / clients - squared_norm(scale(sums["local"], 1 / clients))
         return spread
 

@@ -100,7 +100,7 @@ class ClusteredSelfFL(SelfFL):
         """Eq. 11 and 14 over clusters: the global model, the variance between clients, the sum of precisions."""
         sizes = torch.bincount(server["member"], minlength=len(server["weights"]))
         weights = server["weights"] * sizes
-        if not weights.sum() > 0:  # clipped and noisy counts may say that nobody was there yet
+        if not weights.sum() > 0:  # clipped and noisy counts may be zero
             return {}
         part = weights / weights.sum()
         away = subtract(server["models"], server["params"])

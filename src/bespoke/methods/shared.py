@@ -49,7 +49,7 @@ class Shared(Method):
         return WHOLE
 
     def bounded(self, v: Tensor) -> bool:
-        """Whether X'X stands for the Hessian: of squares, which have no other, and of very many coefficients."""
+        """Whether X'X replaces the Hessian: for squares, where it is exact, and for very many coefficients."""
         return len(v) == 1 or v.numel() > LARGE
 
     def client_round(self, down: Tree, private: Tree, batches: Batches) -> tuple[Tree, Tree]:
@@ -100,7 +100,7 @@ class Shared(Method):
 
 
 def _solved(matrix: Tensor, right: Tensor) -> Tensor:
-    """The solution of a symmetric system; what noise has made negative of the matrix is lifted to a small positive."""
+    """The solution of a symmetric system; eigenvalues that noise made negative become small and positive."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     floor = values[-1].clamp(min=1e-30) * 1e-13
     solution: Tensor = vectors @ ((vectors.mT @ right) / values.clamp(min=floor)[:, None])

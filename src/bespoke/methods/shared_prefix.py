@@ -21,7 +21,7 @@ from bespoke.tensors import Params, Tree, scale, subtract
 
 @dataclass(frozen=True)
 class SharedPrefix(LocalAdam):
-    """One prefix for everyone before the texts of a frozen language model."""
+    """One prefix for all clients before the texts of a frozen language model."""
 
     card = Card(
         "shared-prefix",

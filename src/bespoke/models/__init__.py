@@ -142,7 +142,7 @@ def build_task(
     if kind == "classification" and shape == "tokens" and name != "sentiment-lstm":
         raise UserError(f"model {name!r} takes numbers, and these are tokens; use 'sentiment-lstm'")
     if name in _SPELLED and len(about.get("words", ())) + 4 != about["vocabulary"]:
-        raise UserError(f"model {name!r} reads words by their characters, and these tokens are no words; use 'lstm'")
+        raise UserError(f"model {name!r} reads words by their characters, and these tokens are not words; use 'lstm'")
     if name == "frozen":
         return prefix_task(about, safe, options)
     _check_options(name, options)

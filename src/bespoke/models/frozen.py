@@ -202,7 +202,7 @@ def _layer_on(name: str, device: str) -> tuple[Tensor, Tensor | None]:
     with torch.no_grad():
         whole, parts = model(inputs_embeds=words).logits, layer(model.base_model(inputs_embeds=words)[0])
     if not torch.allclose(whole, parts, rtol=1e-3, atol=1e-3):
-        raise UserError(f"pretrained = {name!r}: what it says is no affine map of its features; use another model")
+        raise UserError(f"pretrained = {name!r}: its outputs are not an affine map of its features; use another model")
     return layer.weight, getattr(layer, "bias", None)
 
 

@@ -39,27 +39,27 @@ class BaseTask:
     how: Gradient = "autograd"  # the engine chooses: see `gradient`
     precision: Precision = "float32"  # of the products in training; scores are always float32
     l2: float = 0.0  # half of this times the squared norm of all parameters is added to the loss
-    kinds: int = 0  # how many kinds of rows there are, where the data tell them apart (a batch's `kind`)
-    safe: bool = False  # no step overshoots: see `safe_rate` for linear models; elsewhere gradients are clipped
+    kinds: int = 0  # number of kinds of rows (a batch's `kind`), if the data distinguish kinds
+    safe: bool = False  # no step overshoots: see `safe_rate` for linear models; for others, gradients are clipped
 
     metrics: tuple[str, ...] = ()
     lower_is_better: tuple[str, ...] = ("loss",)
-    own: tuple[Metric, ...] = ()  # of these metrics, those that are not part of bespoke
-    centre: float = 0.0  # of the target, as `own` is shown it
+    own: tuple[Metric, ...] = ()  # the user-defined ones among them
+    centre: float = 0.0  # subtracted from the target; user-defined metrics get it added
 
-    looped = ""  # what is known of why torch.func.vmap does not run it
+    looped = ""  # the reason if torch.func.vmap cannot run it
     portable = True  # other processes can make it
-    draws = False  # training draws random numbers: batches have a `draw`
-    batches_clients = False  # it takes the rows of many clients in one batch by itself
+    draws = False  # training draws random numbers, so batches have a `draw`
+    batches_clients = False  # one batch may hold the rows of many clients
     own_head = False  # its parameters are the last layer of a frozen language model
 
     @property
     def contexts(self) -> int:
-        """How many contexts rows are told apart by; 1 where they are not."""
+        """The number of contexts; 1 if the data distinguish none."""
         return 1
 
     def differentiated(self, how: Gradient, precision: Precision = "float32") -> Self:
-        """The same task with another way to its gradient (closed form falls back where there is none)."""
+        """The same task with another computation of gradients (the closed form falls back if there is none)."""
         return replace(self, how=how, precision=precision)
 
     def lowered(self, params: Params) -> AbstractContextManager[None]:
@@ -90,24 +90,24 @@ class BaseTask:
         return self.network.init(seed)
 
     def fresh(self, seed: int) -> Params:
-        """A random start: what `init` gives, or a draw where that is the same for all seeds."""
+        """Random parameters: those of `init`, or a draw if `init` does not depend on the seed."""
         return self.network.fresh(seed)
 
     def conditioned(self, size: int) -> Self:
-        """The same task of a network that an embedding of this size goes into."""
+        """The same task with a network that has an embedding of this size."""
         return replace(self, network=conditioned(self.network, size))
 
     def above_features(self) -> Self:
-        """The task of the last layer alone: the rows of its batches are features."""
+        """The task of the last layer alone, whose rows are features."""
         return replace(self, network=LastLayer(self.network))
 
     def with_head(self) -> BaseTask:
-        """The task of a frozen language model whose last layer is learned; any other task is learned as a whole."""
+        """For a frozen language model, the task that trains its last layer; any other task is returned unchanged."""
         return self
 
     @property
     def layers(self) -> Params:
-        """Parameters and buffers that stay on each client, as it begins with them: none here. See models/own."""
+        """Initial parameters and buffers that stay on each client: none here. See models/own."""
         return {}
 
     def settled(self, layers: Params, params: Params, batches: Any) -> Params:
@@ -115,7 +115,7 @@ class BaseTask:
         return layers
 
     def known_kinds(self, who: str) -> int:
-        """How many kinds of rows there are, for a method that cannot do without them."""
+        """The number of kinds of rows, for a method that needs kinds."""
         if not self.kinds:
             raise UserError(
                 f"{who} goes by the kind of rows that a client likes, and these data have no column 'kind'; use "
@@ -139,12 +139,12 @@ class BaseTask:
         return outputs[..., 0]
 
     def asked(self, params: Params, batch: Params) -> tuple[Any, Tensor]:
-        """The question to a memory about these rows: the model's outputs, and the items' features."""
+        """The query to a memory for these rows: the model's outputs, and the items' features."""
         features = self.features(params, batch)
         return self.predict(params, batch), features.reshape(-1, features.shape[-1])
 
     def vote(self, outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        """What weighted neighbours say, (items, neighbours) each, in the form of `outputs`: their mean target."""
+        """The vote of weighted neighbours, (items, neighbours) each, in the form of `outputs`: their mean target."""
         return (weights * targets).sum(-1).reshape(outputs.shape)
 
     def mixed(self, outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
@@ -155,24 +155,24 @@ class BaseTask:
         raise NotImplementedError
 
     def row_numbers(self, x: Tensor) -> int:
-        """The number of outputs per row that need not be held for all rows at once; 0: scores need all."""
+        """The outputs per row that may be freed after their block; 0: scores need all rows at once."""
         return 0
 
     def blocks(self, rows: Params) -> list[Params]:
-        """The rows in blocks whose outputs are held one after the other."""
+        """The rows in blocks, so that memory holds the outputs of one block."""
         numbers = self.row_numbers(rows["x"])
         return cut(rows, ROOM // numbers) if numbers else [rows]
 
     def judge(self, outputs: Tensor, rows: Params) -> Any:
-        """What scores need of a block's outputs: all of them, or a few numbers per item."""
+        """The values that scores need of a block's outputs: all of them, or a few numbers per item."""
         return outputs
 
     def judged(self, params: Params, rows: Params) -> Any:
-        """What scores need of a model's outputs on all rows; `score` and `row_values` take it for the outputs."""
+        """The values that scores need on all rows; `score` and `row_values` take them instead of outputs."""
         return joined([self.judge(self.predict(params, block), block) for block in self.blocks(rows)])
 
     def scored(self, params: Params, rows: Params) -> Params:
-        """The scores of a model on these rows, which need not fit in memory with all their outputs."""
+        """The scores of a model on these rows, computed in blocks."""
         return self.score(self.judged(params, rows), rows)
 
     def work(self, x: Tensor) -> int:
@@ -188,11 +188,11 @@ class BaseTask:
         return self._penalized(self.mean_loss(self.predict(params, batch), batch), params)
 
     def mean_loss(self, outputs: Tensor, batch: Params) -> Tensor:
-        """Over the rows that count."""
+        """The mean over rows with mask 1."""
         return mean_over(self.example_losses(outputs, batch["y"]), batch["mask"])
 
     def loss_of_rows(self, params: Params, batch: Params) -> Tensor:
-        """The loss where every row has parameters of its own: the first dimension of each leaf."""
+        """The loss with different parameters for every row: the first dimension of each leaf."""
 
         def alone(params: Params, row: Params) -> Tensor:
             return self.loss(params, {name: column[None] for name, column in row.items()})
@@ -202,12 +202,12 @@ class BaseTask:
 
     @property
     def word_width(self) -> int:
-        """The numbers of a word, as `words` has them; 0: this task has none."""
+        """Numbers per word of `words`; 0 if this task has no words."""
         inputs = getattr(self.network, "inputs", 0)
         return inputs and inputs + self.network.outputs  # type: ignore[attr-defined]
 
     def words(self, batch: Params) -> tuple[Tensor, Tensor]:
-        """What rows say, to be read by a generator of embeddings: (rows, words, width), and which words count.
+        """Rows as words, for a generator of embeddings: (rows, words, width), and the mask of words.
 
         A row of a table is one word: its inputs and its target.
         """
@@ -234,7 +234,7 @@ class BaseTask:
         return self.gradient(params, batch), {}
 
     def _bounded(self, found: Params) -> Params:
-        """The gradient, clipped where steps are to be safe."""
+        """The gradient, clipped if steps must be safe."""
         if not self.safe or self.network.is_linear:
             return found
         norm = sum((g * g).sum() for g in found.values()) ** 0.5
@@ -243,7 +243,7 @@ class BaseTask:
     def safe_rate(self, params: Params, batches: Any, lr: float | Tensor, more: float | Tensor) -> float | Tensor:
         """The rate, or the largest at which this client's own rows cannot make a step overshoot, if that is lower.
 
-        `more`: the curvature that pulls and decay add. Known for linear models only; nothing of it leaves the client.
+        `more`: the curvature of pulls and decay. The bound exists for linear models only and stays on the client.
         """
         head = self.linear() if self.safe and self.network.is_linear else None
         if head is None:
@@ -275,7 +275,7 @@ class BaseTask:
     def descend(
         self, params: Params, batches: Any, lr: Any, decay: Any, anchor: Params | None, pull: Any
     ) -> Params | None:
-        """All of a client's steps at once in machine code, where the engine chose so; else None."""
+        """All of a client's steps at once in machine code, if the engine chose so; else None."""
         if self.how != "fused" or not self.has_closed_form or not hasattr(batches, "orders"):
             return None
         from bespoke.models.fast.kernels import descend_linear
@@ -292,7 +292,7 @@ class BaseTask:
         raise NotImplementedError
 
     def linear(self) -> LinearHead | None:
-        """The last layer as something to be solved; None if it is not one affine map under a known loss."""
+        """The last layer as a problem to solve; None if it is not one affine map under a known loss."""
         return None
 
     def _closed_form(self, params: Params, batch: Params) -> Params:
@@ -323,7 +323,7 @@ class BaseTask:
         return replace(self, own=own, centre=centre, metrics=metrics, lower_is_better=lowered)
 
     def own_sums(self, outputs: Any, rows: Params) -> Params:
-        """The scores by `own` of one client, and how many there are of each: none without rows."""
+        """One client's scores by user-defined metrics, and the count of each: none without rows."""
         there = rows["mask"] > 0
         count = there.any().double().cpu()
         said, y = self.in_units(outputs[there]).cpu(), self.in_units(rows["y"][there]).cpu()
@@ -335,11 +335,11 @@ class BaseTask:
         return values
 
     def row_metric(self, metric: str) -> str | None:
-        """The metric that rows have a part in, so that a client's value is their mean; the loss where it has none."""
+        """The metric of single rows whose mean is a client's value; the loss for metrics without values by row."""
         return None
 
     def row_values(self, outputs: Tensor, batch: Params, metric: str) -> Tensor:
-        """Each row's part of a metric."""
+        """The metric of each row."""
         raise NotImplementedError
 
 
@@ -454,7 +454,7 @@ class Classification(BaseTask):
         loss = (self.example_losses(outputs, y) * mask).sum()
         sums = {"accuracy": correct, "error": mask.sum() - correct, "loss": loss}
         sums |= class_sums(outputs, chosen, y, mask, self.metrics)
-        # argmax and sort take NaN for the largest number: without this, a model that diverged would have scores
+        # argmax and sort treat NaN as the largest number, so a diverged model would have scores without this
         diverged = (outputs.isnan().any(-1) & (mask > 0)).any()
         return {name: torch.where(diverged, torch.nan, value) for name, value in sums.items()} | {"count": mask.sum()}
 
@@ -466,12 +466,12 @@ def cut(rows: Params, size: int) -> list[Params]:
 
 
 def joined(pieces: list[T]) -> T:
-    """What was judged block by block, as one."""
+    """Joins values of several blocks."""
     return tree_map(lambda *parts: torch.cat(parts), *pieces) if pieces[1:] else pieces[0]
 
 
 def mean_over(losses: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the rows that count."""
+    """The mean over rows with mask 1."""
     return (losses * mask).sum() / mask.sum().clamp(min=1.0)
 
 
@@ -495,13 +495,13 @@ DERIVED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # metrics that f
 
 
 def sums_of(metric: str) -> tuple[str, ...]:
-    """The summed scores that a metric is made of, where there are such."""
+    """The names of the summed scores that a metric needs."""
     source = DERIVED[metric][0] if metric in DERIVED else metric
     return source, f"{source}_count", "count"
 
 
 def finished(metric: str, sums: Params) -> Tensor:
-    """A metric from summed scores: the mean over rows (or over a count of its own), and what follows from a mean."""
+    """A metric from summed scores: the mean over rows (or its own count), or a function of a mean."""
     source, finish = DERIVED.get(metric, (metric, lambda mean: mean))
     score: Tensor = finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
     return score

@@ -98,7 +98,9 @@ class Account:
                 "(use privacy.local_noise)"
             )
         if not self.local and view == "messages":
-            why.append("messages are not noised on the client: the server, or secure aggregation, is trusted with them")
+            why.append(
+                "clients add no noise to messages, so the server, or secure aggregation, must be trusted with them"
+            )
         if self.plain.get(place):
             why.append(f"{name} sends {', '.join(self.plain[place])} as whole numbers, to which no noise is added")
         return why

@@ -66,8 +66,8 @@ def expected_size(cohorts: Sampler | SideBySide) -> float:
 def _as_one(made: Sequence[Made]) -> tuple[float, float]:
     """A round that was made several times with one cohort: its rate, and one noise level that reveals as much."""
     first = made[0].noise or 0.0
-    told = sum((first / how.noise) ** 2 if how.noise else math.inf for how in made)
-    return max(how.rate for how in made), first / math.sqrt(told)
+    squared = sum((first / how.noise) ** 2 if how.noise else math.inf for how in made)
+    return max(how.rate for how in made), first / math.sqrt(squared)
 
 
 class Tally:

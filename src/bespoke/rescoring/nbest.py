@@ -42,7 +42,7 @@ class Hypotheses:
 def read_nbest(path: Path, client: str | None = None) -> list[Hypotheses]:
     """The utterances of a file; `client` is whose they are where a line does not say."""
     if not path.is_file():
-        raise UserError(f"there is no file {path}; it has to hold a JSON object a line, as docs/rescoring.md describes")
+        raise UserError(f"there is no file {path}; it must hold one JSON object per line, see docs/rescoring.md")
     found: dict[str, Hypotheses] = {}
     with path.open(encoding="utf-8") as lines:
         try:
@@ -51,7 +51,7 @@ def read_nbest(path: Path, client: str | None = None) -> list[Hypotheses]:
                     where = f"{path}, line {number}"
                     utterance = _utterance(_parsed(line, where), where, client)
                     if utterance.id in found:
-                        raise UserError(f"{where}: the id {utterance.id!r} stands on an earlier line too; ids differ")
+                        raise UserError(f"{where}: the id {utterance.id!r} is also on an earlier line; ids must differ")
                     found[utterance.id] = utterance
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text ({error})") from None
@@ -66,7 +66,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: no JSON ({error})") from None
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: {_short(entry)} is no JSON object with the fields {', '.join(FIELDS)}")
+        raise UserError(f"{where}: {_short(entry)} is not a JSON object with the fields {', '.join(FIELDS)}")
     return entry
 
 
@@ -79,7 +79,7 @@ def _utterance(entry: dict[str, Any], where: str, client: str | None) -> Hypothe
         raise UserError(f"{where}: the field 'id' is missing: the name of the utterance")
     owner = values["client"] or client
     if not owner:
-        raise UserError(f"{where}: the field 'client' is missing; name whose utterance it is there, or by --client ID")
+        raise UserError(f"{where}: the field 'client' is missing; name the client there, or with --client ID")
     split = values["split"] or ""
     if split and split not in SPLITS:
         raise unknown("split", split, SPLITS, where)

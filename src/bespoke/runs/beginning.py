@@ -40,7 +40,7 @@ def keep_release(population: Population, folder: Path) -> None:
     if not path.exists():
         Release(**made).write(path)
     elif Release.read(path).id != made["id"]:
-        raise UserError(f"{path} is not what this run began with; restore it, or begin anew in another folder")
+        raise UserError(f"{path} is not the file with which this run started; restore it, or start in another folder")
 
 
 def check_fits(folder: RunFolder, params: Params, stage: int) -> None:

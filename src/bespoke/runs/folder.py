@@ -90,7 +90,7 @@ class RunFolder:
         folder = cls(path)
         begun = path / "config.toml"
         if begun.is_file() and begun.read_bytes() != config.encode():
-            raise UserError(f"{begun} holds another experiment than this one, or was changed; choose another folder")
+            raise UserError(f"{begun} holds a different experiment, or was changed; choose another folder")
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             write_text(path / "config.toml", config)
@@ -281,7 +281,7 @@ class RunFolder:
         if known is not None and AttemptLines(self.path / ATTEMPTS).mark(lines) != (lines, known):
             raise CheckpointRefused(
                 f"{self.path / ATTEMPTS} is missing or damaged (lines 1 to {lines}): what was spent of the privacy "
-                f"budget is not known any more. Put the file back, or count this run as spent and {self._begin_again()}"
+                f"budget is unknown. Put the file back, or count its budget as spent, and {self._begin_again()}"
             )
 
     def _begin_again(self) -> str:

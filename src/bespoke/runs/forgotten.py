@@ -63,4 +63,4 @@ def _read(folder: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): who was forgotten is not known any more; put it back") from None
+        raise UserError(f"{path} is damaged ({error}): the forgotten clients are unknown; put the file back") from None

@@ -134,8 +134,8 @@ class Run:
             self.progress.note(f"{problem}; going on from round {max(found.round, 0)} of stage {found.stage + 1}")
         if not found.verified:
             self.progress.note(
-                f"{self.folder.path} was begun by a version that kept no digests of logs and private state: damage to "
-                "them would not be noticed"
+                f"{self.folder.path} was started by a version without digests of logs and private state: damage to "
+                "them would not be detected"
             )
         self.folder.go_back(found)
 

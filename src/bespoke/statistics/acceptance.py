@@ -1,8 +1,8 @@
 """Acceptance rules: what would change if clients took a personal model only where the rule allows it (Motley).
 
-From the per-client tables of a comparison: the shared model is the baseline's, of the same seed. Two rules: a client
-takes its model if that wins on its own validation rows by a margin, or if the client has enough examples, where
-"enough" is chosen on validation data. Whether to take it is never decided on query rows; they only say what came of it.
+Computed from the per-client tables of a comparison; the shared model is the baseline's, of the same seed. There are two
+rules: a client takes its model if it wins on the client's own validation rows by a margin, or if the client has enough
+examples, where "enough" is chosen on validation data. Query rows only measure the result.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Pairs:
     shared_validation: Floats
 
     def under(self, rule: _Rule) -> Floats:
-        """What clients have under a rule."""
+        """Clients' values under a rule."""
         return np.where(rule.takes, self.personal, self.shared)
 
 

@@ -14,14 +14,14 @@ from bespoke.statistics.formatting import count, listing, metric_name, number, p
 from bespoke.statistics.versus_baseline import ALPHA
 
 ANALYSIS_FORMAT = 1
-LARGEST = "largest cluster"  # the first candidate of methods with clusters: no model that is shared by all
+LARGEST = "largest cluster"  # the first candidate of methods with clusters; it is not shared by all clients
 # as they are told
 ORDER = ("ood", "fewer-examples", "smaller-tests", "examples", "sweep", "per-client", "crossed", "embeddings")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis of one method: the numbers of its seeds averaged, and where the tables of clients lie."""
+    """One analysis of one method: numbers averaged over seeds, and the folders of the tables by client."""
 
     label: str
     name: str
@@ -39,14 +39,14 @@ class Analysis:
 
 
 def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
-    """The analyses that lie in these run folders; those of one method that were asked for alike are averaged."""
+    """The analyses in these run folders; those of one method with the same request are averaged."""
     found: dict[tuple[str, str], list[tuple[dict[str, Any], Path]]] = {}
     for folder in folders:
         for path in sorted((folder / "analysis").glob("*.json")):
             try:
                 record = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                continue  # what cannot be read is made again by `bespoke analyze`; a report does without it
+                continue  # `bespoke analyze` makes unreadable files again; a report skips them
             if isinstance(record, dict) and record.get("format") == ANALYSIS_FORMAT and "analysis" in record:
                 key = str(record["label"]), str(record["analysis"])
                 found.setdefault(key, []).append((record, path.with_suffix(".parquet")))
@@ -92,7 +92,7 @@ def in_words(analysis: Analysis) -> list[str]:
 
 
 def starts_untrained(record: dict[str, Any]) -> bool:
-    """Whether the first candidate is a model that nobody has trained: the start of local training."""
+    """Whether the first candidate is an untrained model, the start of local training."""
     return not record.get("trained", True)
 
 
@@ -230,7 +230,7 @@ def _embeddings(analysis: Analysis) -> list[str]:
 
 
 def _map(record: dict[str, Any]) -> list[str]:
-    """Users' names are in the table alone: under privacy nobody is named."""
+    """The map's text; users' names are only in the table, because reports under privacy name no client."""
     shown = record["shown"]
     sentences = [
         f"Embeddings of {count(record['users'], 'user')} and {count(len(record['contexts']), 'context')}; the planes "

@@ -4,8 +4,8 @@ Each client's test rows under a method are paired with the same rows under the b
 is averaged first). A client has few rows, so its variance is shrunk towards that of all clients (the moderated t-test,
 Smyth 2004), and the test has no lighter tails than rows with the observed kurtosis allow. A client counts as hurt if it
 loses more than the smallest effect that matters, with false discoveries over clients controlled (Benjamini and Hochberg
-1995). Beside it stands what chance alone gives: the share that is worse off when the signs of the rows' differences are
-flipped at random, that is, if method and baseline were equally good.
+1995). For comparison there is the share by chance alone: the share that is worse off if the signs of the rows'
+differences are flipped at random, that is, if method and baseline were equally good.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from bespoke.statistics.significance import LEVEL, benjamini_hochberg
 if TYPE_CHECKING:
     import pandas as pd
 
-SMALLEST_EFFECT = 0.01  # of the baseline's mean error: less than this matters to nobody
-FALSE_DISCOVERIES = 0.05  # expected share of clients called hurt (helped) that are not
+SMALLEST_EFFECT = 0.01  # relative to the baseline's mean error; smaller effects do not matter
+FALSE_DISCOVERIES = 0.05  # expected share of false ones among the clients reported as hurt (helped)
 STAND_IN = "loss"  # for metrics that are not means over rows, such as AUC
 _FLIPS = 200
 _MOST_SIGNS = 20_000_000  # drawn in all: about a second
@@ -36,7 +36,7 @@ _MOST_SIGNS = 20_000_000  # drawn in all: about a second
 
 @dataclass(frozen=True)
 class Beyond:
-    """What test rows say about each client, in the order of the given clients; NaN for clients without rows."""
+    """Results for each client from its test rows, in the order of the given clients; NaN for clients without rows."""
 
     metric: str  # of the rows: the summary's metric, or its stand-in
     hurt: NDArray[np.bool_]
@@ -73,14 +73,14 @@ def read_rows(runs: Sequence[FinishedRun], metric: str) -> pd.DataFrame | None:
 
 
 def rows_metric(runs: Sequence[FinishedRun]) -> str:
-    """What the rows of these runs are values of; '' if they do not say."""
+    """The metric of the rows of these runs; '' if unknown."""
     return str(runs[0].result.get("rows_metric") or "") if runs else ""
 
 
 def beyond(
     method: pd.DataFrame, baseline: pd.DataFrame, clients: Sequence[str], rows_of: str, metric: str, lower: bool
 ) -> Beyond | None:
-    """Compare a method with the baseline on the rows that both were tested on; None if there are none."""
+    """Compares a method with the baseline on the rows on which both were tested; None if there are none."""
     pairs = method.merge(baseline, on=["seed", "client", "row"], suffixes=("", "_baseline"))
     places = {client: place for place, client in enumerate(clients)}
     pairs = pairs[pairs["client"].isin(places)]
@@ -152,7 +152,7 @@ def moderated(worse: Floats, client: NDArray[np.int64], clients: int, least: flo
 
 
 def _certain(p: Floats, loss: Floats, least: float) -> Floats:
-    """A p without any variance to divide by: the mean is what it is."""
+    """The p-value without variance: certain, by the mean."""
     return np.where(np.isnan(p) & ~np.isnan(loss), np.where(loss > least, 0.0, 1.0), p)
 
 

@@ -56,7 +56,7 @@ class Job:
             write_text(begun, to_toml(self.config))  # config.toml was lost; result.json identifies the run
         if begun.read_bytes() != to_toml(self.config).encode():
             raise UserError(
-                f"{begun} is of another experiment than the one asked for now, or was changed; resume with the same "
+                f"{begun} belongs to a different experiment, or was changed; resume with the same "
                 "options or choose another folder with --out"
             )
         return RunFolder(self.path).result()

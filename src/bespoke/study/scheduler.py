@@ -39,7 +39,7 @@ from bespoke.study.run_pool import RunPool
 from bespoke.study.run_process import RunProcess
 
 _UNKNOWN_ENGINE = (
-    "how clients are executed is not known, and results would differ in their last digits: put the file back, or begin "
+    "the execution of clients is unknown, and results would differ in their last digits: put the file back, or start "
     "in another folder with --out"
 )
 START_SECONDS = 4.0  # seconds to start processes; work of less than twice this stays in this process

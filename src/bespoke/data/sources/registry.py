@@ -250,7 +250,7 @@ _LISTED = (
 def _yours(found: Any, where: str) -> Source:
     """A source of somebody else: a function of options that returns a population."""
     if not callable(found) or isinstance(found, type):
-        raise UserError(f"{where} is no source: it has to be a function that returns a Population, and is {found!r}")
+        raise UserError(f"{where} is not a source: it must be a function that returns a Population; it is {found!r}")
     said = (found.__doc__ or "").strip().partition("\n")[0]
     return Source(
         where.rpartition(": ")[2], said, "yours", 0, 0, "", "", "", "", found.__module__, found.__name__, loader=found

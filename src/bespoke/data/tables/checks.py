@@ -1,7 +1,7 @@
 """Checks of a table before training: leaks, id columns, duplicate rows, clients that are copies, few rows.
 
 Everything is looked for on a limited number of rows of evenly chosen clients, so that it takes a fraction of a second.
-What is found is said and never acted upon.
+Findings are reported; nothing is changed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _contexts(population: Population) -> Iterator[Check]:
     if not pairs.size:
         return
     by_client, by_context = (np.bincount(one)[np.unique(one)].max() == 1 for one in pairs)
-    name, apart = population.about.get("context", "context"), "what belongs to the one cannot be told from the other"
+    name, apart = population.about.get("context", "context"), "their effects cannot be separated"
     if by_client and by_context:
         yield Check("context", "serious", f"Client and {name} coincide, one {name} for each client: {apart}.")
     elif by_client:
@@ -99,12 +99,12 @@ def _leaks(population: Population, split: Split, columns: dict[str, list[int]]) 
     x = population.columns["x"][torch.from_numpy(rows)].numpy().astype(np.float64)
     y = population.columns["y"][torch.from_numpy(rows)].numpy()
     judge = _Regression.of(y.astype(np.float64), owner) if regression else _Classes.of(y)
-    told = {}
+    found = {}
     for column, places in columns.items():
         values = x[:, places[0]] if len(places) == 1 else _codes(x[:, places])
         if (explained := judge.explained(values, fold)) > EXPLAINED:
-            told[column] = explained
-    return told
+            found[column] = explained
+    return found
 
 
 def _said(leaks: dict[str, float], population: Population) -> Iterator[Check]:
@@ -157,7 +157,7 @@ class _Classes:
         return cls(np.searchsorted(kinds, y), indicators, 1 - max(one.mean() for one in indicators))
 
     def explained(self, values: Floats, fold: Bools) -> float:
-        """The share of classes that are told; zero unless a fifth of what a constant misses is missed at most."""
+        """The share of classes that are predicted; zero unless at most a fifth of a constant's errors remain."""
         curves = np.stack([_crossed(values, one, fold) for one in self.indicators])
         judged = ~np.isnan(curves[0])
         if judged.mean() < JUDGED:
@@ -378,7 +378,7 @@ def _few(split: Split) -> Iterator[Check]:
         yield Check(
             "few rows", "serious" if tested.sum() < 100 else "note",
             f"{_percent(float(scarce.mean()))} % of the clients have fewer than three rows to learn from or fewer than "
-            f"two to be tested on ({int(tested.sum()):,} test rows in all): of single clients nothing can be said.",
+            f"two to be tested on ({int(tested.sum()):,} test rows in all): too few to judge single clients.",
         )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def open_texts(
         table = read_file(path, notes)
     names = table.column_names
     if not client or not text:
-        raise UserError(f"tell what is what in {path.name}: the columns of clients and of texts")
+        raise UserError(f"name the columns of {path.name}: those of clients and of texts")
     clients = [client] if client in names else [part.strip() for part in client.split(",")]
     for name in [*clients, text, *(name for name in (group, context, time) if name)]:
         if name not in names:

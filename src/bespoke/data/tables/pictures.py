@@ -105,7 +105,7 @@ def _labelled(path: Path, files: list[str], client: str, target: str, notes: lis
         raise UserError(f"the table of labels names the picture {twice[0]} several times; a picture has one label")
     place = {name: row for row, name in enumerate(listed)}
     if missing := [name for name in listed if name not in set(files)]:
-        raise UserError(f"the table of labels names {missing[0]}, and there is no such picture in {path}")
+        raise UserError(f"the table of labels names {missing[0]}, but the picture is not in {path}")
     kept = np.array([file in place for file in files])
     if not kept.all():
         notes.append(f"Left out: {int((~kept).sum())} pictures that the table of labels does not name.")

@@ -222,7 +222,7 @@ def _texts(found: Any, where: str) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise UserError(f"{where}: a list of texts is needed, not {found!r:.60}")
     if len(set(found)) < len(found):
-        raise UserError(f"{where}: the same text stands there twice")
+        raise UserError(f"{where}: the same text occurs there twice")
     return tuple(found)
 
 

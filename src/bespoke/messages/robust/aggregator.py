@@ -114,10 +114,10 @@ class ZeroAndClip(Transform):
             length = self._norms(sent, 2.0) * factors
             flags[CLIPPED] = length > bound
             factors = torch.where(flags[CLIPPED], bound / length, factors)
-        said = {name: flag.float() for name, flag in flags.items()}
+        bits = {name: flag.float() for name, flag in flags.items()}
         changed = {name: _scaled(sent.up[name], factors) for name in self.changes} if bool((factors != 1).any()) else {}
-        extra = sum(leaf.numel() * leaf.element_size() for leaf in said.values())
-        return replace(sent, up={**sent.up, **changed, **said}, nbytes=sent.nbytes + extra)
+        extra = sum(leaf.numel() * leaf.element_size() for leaf in bits.values())
+        return replace(sent, up={**sent.up, **changed, **bits}, nbytes=sent.nbytes + extra)
 
     def _norms(self, sent: Outgoing, order: float) -> Tensor:
         """The norm of each client's change, divided by its weight."""
@@ -143,9 +143,9 @@ class ZeroAndClip(Transform):
 
     def server(self, cohort: Cohort, state: State, key: int) -> tuple[Cohort, State]:
         sums, many = dict(cohort.sums), len(cohort.clients)
-        told = {name: float(sums.pop(name).sum()) for name in self.reveals if name in sums}  # of all groups together
+        counts = {name: float(sums.pop(name).sum()) for name in self.reveals if name in sums}  # of all groups together
         followed = [(LARGEST, ABOVE), (LENGTH, CLIPPED)] if many else []
-        state = {**state, **{q.name: q.after(state, 1 - told[name] / many) for q, name in followed if name in told}}
+        state = {**state, **{q.name: q.after(state, 1 - counts[name] / many) for q, name in followed if name in counts}}
         return replace(cohort, sums=sums), state
 
 

@@ -101,8 +101,8 @@ class Schedule:
                     f"schedule: name = {self.name!r} needs rounds: after how many is it to be at its floor?"
                 )
             part = (time / (self.rounds - self.warmup)).clamp(max=1)
-            left = 1 - part if self.name == "linear" else (1 + torch.cos(math.pi * part)) / 2
-            return self.floor + (1 - self.floor) * left
+            remaining = 1 - part if self.name == "linear" else (1 + torch.cos(math.pi * part)) / 2
+            return self.floor + (1 - self.floor) * remaining
         periods = time / self.every
         if self.name == "inverse-sqrt":
             return (1 + periods) ** -0.5

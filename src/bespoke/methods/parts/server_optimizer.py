@@ -31,7 +31,7 @@ def _checked(found: Any, where: str) -> type[Any]:
     fits = isinstance(found, type) and is_dataclass(found) and callable(getattr(found, "init", None))
     if not fits or not callable(getattr(found, "step", None)):
         raise UserError(
-            f"{where} is no server optimizer: it has to be a frozen dataclass of its knobs with init(params) -> state "
+            f"{where} is not a server optimizer: it must be a frozen dataclass of its knobs with init(params) -> state "
             f"and step(state, params, update) -> (params, state), and is {found!r}"
         )
     kind: type[Any] = found

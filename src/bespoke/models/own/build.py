@@ -14,11 +14,11 @@ from bespoke.models.own.probe import examined, judged
 from bespoke.models.own.task import OwnClassification, OwnRegression, OwnTask
 from bespoke.tensors import Params
 
-_made: dict[str, OwnTask] = {}  # a module may take long to make, and a comparison builds its experiments several times
+_made: dict[str, OwnTask] = {}  # cached: a module may take long to make
 
 
 def own_task(about: About, name: str, safe: bool, options: dict[str, Any], rows: Params) -> OwnTask:
-    """The task of the model of this name; `rows`: a few of the data, on which it is tried."""
+    """The task of the model of this name, which is tried on a few `rows` of the data."""
     if about["task"] == "language":
         raise UserError(
             f"[model] {name!r}: a model of your own is for classes and numbers, and of these texts the next word is "
@@ -42,7 +42,7 @@ def _reading(about: About) -> Reading:
 
 
 def described_task(network: OwnNetwork, about: About, safe: bool = False) -> OwnTask:
-    """The task for data that are described so, before it is tried."""
+    """The task for data with this description, before its trial."""
     own = network.model
     kind = OwnClassification if about["task"] == "classification" else OwnRegression
     usual = kind.metrics

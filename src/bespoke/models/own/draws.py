@@ -1,8 +1,8 @@
 """Dropout with keyed masks: the same masks whether clients run one by one or vectorized.
 
-A mask's entry is a hash of the key, of how many dropouts came before in the forward pass, and of its own place; so a
-batch that is padded has the same masks for its rows. Other random operations draw from torch's generator, which is
-seeded by the same key; torch.func.vmap does not run these.
+A mask's entry is a hash of the key, the number of earlier dropouts in the forward pass, and its own place. So the rows
+of a padded batch have the same masks. Other random operations draw from torch's generator, which is seeded by the same
+key; torch.func.vmap cannot run these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _scrambled(word: Tensor) -> Tensor:
 
 
 class _Keyed(TorchFunctionMode):
-    """Puts keyed masks in the place of dropout's own."""
+    """Replaces dropout's masks by keyed ones."""
 
     def __init__(self, key: Tensor) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Keyed(TorchFunctionMode):
 
 @contextmanager
 def drawn(key: Tensor, seeded: bool) -> Iterator[_Keyed]:
-    """Within it what is random follows from the key; `seeded`: torch's generator, too (not under vmap)."""
+    """A context in which random draws follow from the key; `seeded`: torch's generator too (not under vmap)."""
     if not seeded:
         with _Keyed(key) as mode:
             yield mode

@@ -2,8 +2,8 @@
 
     net = bespoke.model(lambda: resnet18(num_classes=10), head="fc", buffers="average")
 
-A model that lies in a module is named "package.module:net"; experiment files, worker processes, exports and later
-commands find it by this name. One from a script's main part, a notebook or a function works in its own process only.
+A model in a module is named "package.module:net"; experiment files, worker processes, exports and later commands find
+it by this name. A model of a script's main part, a notebook or a function works in its own process only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bespoke.imported import imported, is_outside, trust
 
 Rule = Literal["refuse", "average", "private", "frozen"]
 RULES = get_args(Rule)
-HERE = "object:"  # begins the name of a model that only this process knows
+HERE = "object:"  # prefix of the names of models that only this process knows
 _SCRIPTS = ("__main__", "__mp_main__")
 _here: dict[str, Model] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network of the user's own: how it is made, and how it is to be trained and read."""
+    """A user's own network: how it is made, trained and read."""
 
     factory: Callable[..., Any]
     head: str = ""  # the name of its last layer, a submodule
@@ -62,7 +62,7 @@ class Model:
 
     @property
     def title(self) -> str:
-        """How errors and reports call it."""
+        """Its name in errors and reports."""
         return self.named or self.name()
 
     def name(self) -> str:
@@ -81,7 +81,7 @@ class Model:
         return not self.name().startswith(HERE)
 
     def _place(self) -> str:
-        """Where it lies in the module that describes it; empty if it does not, or nobody can import that."""
+        """Its place in the module that describes it; empty if it has none, or if the module cannot be imported."""
         if self.module in _SCRIPTS or self.module not in sys.modules:
             return ""
         names = [name for name, value in vars(sys.modules[self.module]).items() if value is self]
@@ -90,7 +90,7 @@ class Model:
 
     @cached_property
     def _digest(self) -> str:
-        """Tells models apart that have no name: another one must not go on with this one's results."""
+        """Distinguishes models without names: another model must not resume this one's results."""
         module = self.made({}, 0)
         said: list[Any] = [repr(module), self.head, self.buffers, self.inputs, self.lower_is_better, [*self.metrics]]
         parameters = dict(module.named_parameters()).items()
@@ -128,13 +128,13 @@ def model(
 ) -> Model:
     """A network of your own, for `compare(..., model=...)`, or by name in `[model] name = "package.module:name"`.
 
-    factory: makes the nn.Module; its initial values have to come from torch's generator, which is seeded before.
-    head: the name of the last layer, for FedRep, kNN-Per, tuning the last layer. buffers: what becomes of buffers that
-    training changes, such as BatchNorm's: "average" (they travel and are averaged), "private" (FedBN: BatchNorm's
-    parameters and statistics stay on each client), "frozen" (BatchNorm in evaluation mode throughout), "refuse".
-    inputs: names of forward's arguments, the first of which gets x; ("x",) gives it by position. outputs: takes the
-    predictions out of what forward returns. loss(outputs, y): a loss for each row, or their mean. metrics:
-    {name: f(outputs, y) -> number}, computed for each client; `lower_is_better` names those that are errors.
+    factory: makes the nn.Module, with initial values from torch's generator, which is seeded before. head: the name of
+    the last layer, for FedRep, kNN-Per and tuning of the last layer. buffers: the rule for buffers that training
+    changes, such as BatchNorm's: "average" (they travel and are averaged), "private" (FedBN: BatchNorm's parameters and
+    statistics stay on each client), "frozen" (BatchNorm in evaluation mode throughout), "refuse". inputs: names of
+    forward's arguments, the first of which gets x; ("x",) passes it by position. outputs: extracts the predictions from
+    the result of forward. loss(outputs, y): a loss for each row, or their mean. metrics: {name: f(outputs, y) ->
+    number}, computed for each client; `lower_is_better` names those that are errors.
     """
     where = "bespoke.model"
     if isinstance(factory, nn.Module) or not callable(factory):

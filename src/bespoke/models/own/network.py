@@ -1,7 +1,7 @@
 """An nn.Module as a pure function of parameters and buffers, by torch.func.functional_call.
 
-Parameters are those that require gradients; all else (frozen parameters, buffers that training leaves alone) is part of
-the function and neither travels nor is stored. Buffers that training changes go by the model's rule:
+Parameters are those that require gradients. Everything else (frozen parameters, constant buffers) is part of the
+function and neither travels nor is stored. For buffers that training changes, the model has a rule:
 
     average    they are leaves beside the parameters (tensors.BUFFERS): assigned in training, averaged, sent
     private    they and the parameters of their modules are `layers`, which stay on each client (FedBN)
@@ -39,7 +39,7 @@ class Facts:
     moving: tuple[str, ...] = ()  # the buffers that training changes
     looped: str = ""  # why clients are run one by one
     draws: bool = False  # training draws random numbers
-    split: str = ""  # why features and head cannot be told apart
+    split: str = ""  # why features and head cannot be separated
     whole: bool = False  # its loss is a mean, not a number for each row
     known: bool = True  # its outputs are those of its task: classes or a number
     work: int = 0  # multiply-adds of a row
@@ -52,7 +52,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Reading:
-    """How stored rows become inputs."""
+    """Converts stored rows to inputs."""
 
     kind: str = "table"
     shape: tuple[int, ...] = ()  # of an image or spectrogram
@@ -94,7 +94,7 @@ class OwnNetwork(Network):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module whose parameters are replaced in every call: of the seed 0."""
+        """The module (of seed 0) whose parameters are replaced in every call."""
         return self.model.made(self.options, 0)
 
     @cached_property
@@ -105,7 +105,7 @@ class OwnNetwork(Network):
 
     @cached_property
     def private(self) -> tuple[str, ...]:
-        """Prefixes of the names of what stays on each client."""
+        """Prefixes of the names of layers that stay on each client."""
         if self.model.buffers != "private":
             return ()
         owners = dict.fromkeys(name.rpartition(".")[0] for name in self.facts.moving)
@@ -113,7 +113,7 @@ class OwnNetwork(Network):
 
     def known(self, facts: Facts) -> Self:
         found = replace(self, facts=facts)
-        found.__dict__["module"] = self.module  # to make it anew may take long
+        found.__dict__["module"] = self.module  # making it again may take long
         return found
 
     # -- parameters ----------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class OwnNetwork(Network):
 
     @cached_property
     def layers(self) -> Params:
-        """What stays on each client, as all of them begin with it."""
+        """The initial layers that stay on each client."""
         if not self.private:
             return {}
         return {name: p for name, p in self._begun(0).items() if self._stays(name)}
@@ -166,7 +166,7 @@ class OwnNetwork(Network):
         return self.run(params, {"x": x}, "eval")[0]
 
     def features_of(self, params: Params, batch: Params) -> Tensor:
-        """What goes into the last layer, in evaluation mode."""
+        """The input of the last layer, in evaluation mode."""
         _ = self.last_layer
         if self.facts.split:
             raise UserError(f"the model {self.model.title!r}: {self.facts.split}")
@@ -219,7 +219,7 @@ class OwnNetwork(Network):
         return {name: tensors[name.removeprefix(BUFFERS)].detach().float() for name in names if name in params}
 
     def _set(self, how: Forward) -> None:
-        """Put the module into a mode; it stays there, for changing it takes a walk over all of its parts."""
+        """Sets the module's mode, if it differs; a change visits all of its parts."""
         wanted = (how, self.facts.moving)
         if self.module.__dict__.get("_bespoke_mode") != wanted:
             self.module.train(how != "eval")
@@ -229,7 +229,7 @@ class OwnNetwork(Network):
             self.module.__dict__["_bespoke_mode"] = wanted
 
     def _move(self, device: torch.device) -> None:
-        """What is part of the function goes where the rows are."""
+        """Moves constant tensors to the device of the rows."""
         if self.module.__dict__.get("_bespoke_device", "cpu") != device.type:
             self.module.to(device)
             self.module.__dict__["_bespoke_device"] = device.type
@@ -272,7 +272,7 @@ class OwnNetwork(Network):
         return rebuilt, (self.described(),)
 
     def described(self) -> dict[str, Any]:
-        """What it takes to make it again, as JSON."""
+        """Everything needed to make it again, as JSON."""
         return {
             "name": "own", "model": self.model.name(), "options": self.options,
             "reading": asdict(self.reading), "facts": asdict(self.facts),
@@ -280,7 +280,7 @@ class OwnNetwork(Network):
 
 
 def rebuilt(record: dict[str, Any], where: str = "[model]") -> OwnNetwork:
-    """The network that was described so."""
+    """The network from its description."""
     model, options = found_model(record["model"], record["options"], where)
     reading = Reading(record["reading"]["kind"], tuple(record["reading"]["shape"]))
     network = OwnNetwork(model, options, reading, Facts.of(record["facts"]))
@@ -290,7 +290,7 @@ def rebuilt(record: dict[str, Any], where: str = "[model]") -> OwnNetwork:
 
 @dataclass(frozen=True, eq=False)
 class OwnHead(Network):
-    """The last layer of such a network by itself: its inputs are features."""
+    """The last layer of such a network alone, whose inputs are features."""
 
     whole: OwnNetwork
 

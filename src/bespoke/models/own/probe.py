@@ -25,7 +25,7 @@ _CHOICES = (
 
 
 def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
-    """The network with the facts about it; `rows`: a few of the data's, two at least."""
+    """The network with its facts; `rows`: a few of the data's, at least two."""
     title, model = f"the model {network.model.title!r}", network.model
     module = network.module
     _check_parameters(network, title)
@@ -61,7 +61,7 @@ def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
 
 
 def judged(task: OwnTask, rows: Params, classes: int) -> OwnTask:
-    """The same task, its loss and outputs tried, and whether clients can be vectorized."""
+    """The same task after a trial of its loss and outputs, and of vmap over clients."""
     network = task.network
     model, facts = network.model, network.facts
     batch = {**rows, "mask": torch.ones(len(rows["y"])), DRAW: _KEY}
@@ -132,7 +132,7 @@ def _mixes(task: OwnTask, params: Params, batch: Params) -> bool:
 
 
 def _tried(network: OwnNetwork, batch: Params) -> tuple[Any, tuple[str, ...], bool]:
-    """What the module gives in evaluation mode, the buffers that training changes, and whether it draws."""
+    """The module's outputs in evaluation mode, the buffers that training changes, and whether it draws."""
     module, inputs = network.module, network._inputs(batch)
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     params = {name: p.detach() for name, p in module.named_parameters()}
@@ -149,7 +149,7 @@ def _tried(network: OwnNetwork, batch: Params) -> tuple[Any, tuple[str, ...], bo
             draws = mode.count > 0 or not torch.equal(state, torch.get_rng_state())
         module.eval()
     changed = [name for name in before if not torch.equal(before[name], after[name])]
-    # one look is not enough where a statistic happens to stay: a BatchNorm's buffers go together
+    # a statistic may stay the same by chance, so all buffers of a changed module count
     known = [
         f"{name}.{entry}" if name else entry
         for name, part in module.named_modules()
@@ -172,7 +172,7 @@ def _copies(buffers: Params) -> Params:
 
 
 def _check_parameters(network: OwnNetwork, title: str) -> None:
-    """They are single precision, and a function of the seed."""
+    """Checks that parameters have single precision and are a function of the seed."""
     trained = {name: p for name, p in network.module.named_parameters() if p.requires_grad}
     if not trained:
         raise UserError(f"{title} has no parameters that require gradients: there is nothing to train")

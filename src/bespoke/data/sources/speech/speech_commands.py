@@ -118,7 +118,9 @@ def _speakers(clips: Clips, least: int) -> tuple[NDArray[np.str_], NDArray[np.in
     names, count = np.unique(clips.speakers[clips.speakers != ""], return_counts=True)
     enough = names[count >= least]
     if not len(enough):
-        raise UserError(f"option 'least' of the source {SOURCE!r} is {least}; nobody has more than {count.max()} clips")
+        raise UserError(
+            f"option 'least' of the source {SOURCE!r} is {least}; no client has more than {count.max()} clips"
+        )
     adopters = enough[(mix("noise to speakers", clips.keys) % np.uint64(len(enough))).astype(np.int64)]
     owner = np.where(clips.speakers == "", adopters, clips.speakers)
     kept = np.flatnonzero(np.isin(owner, enough))
