@@ -96,7 +96,7 @@ def test_what_a_cluster_cannot_do_is_said(nodes: TwoNodes, tmp_path: Path) -> No
 
 
 def test_trials_are_spread_and_one_whose_place_is_killed_goes_on_elsewhere(nodes: TwoNodes, tmp_path: Path) -> None:
-    """The files of every trial are those of trials in worker processes of this machine."""
+    """The files of every trial are those of trials in this process."""
     people().save(tmp_path / "people")
     raw: dict[str, Any] = {
         "seed": 4, "data": {"population": str(tmp_path / "people"), "standardize": "none"},
@@ -114,7 +114,7 @@ def test_trials_are_spread_and_one_whose_place_is_killed_goes_on_elsewhere(nodes
                 killed.append(places[0].pid)
                 places[0].kill()
 
-    expected = bespoke.tune(raw, tmp_path / "here", jobs=2, **asked)
+    expected = bespoke.tune(raw, tmp_path / "here", **asked)
     far = {**raw, "engine": {"kind": "looped", "address": nodes.address}}
     found = bespoke.tune(far, tmp_path / "there", jobs=None, callbacks=[Killer()], **asked)
     assert killed

@@ -14,6 +14,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from bespoke.imported import TRUST
 
 PREFIX = "bespoke-ray-"
 CONNECT_SECONDS = 10.0  # that a cluster's head may take to answer
+LEAVING_SECONDS = 30.0  # that Ray's processes may take to end
 STORE = 2**30  # bytes at most that a cluster on this machine keeps of what is sent
 LONGEST = 24  # characters of the folder of temporary files: a socket's path has room for no more
 ALSO = ("BESPOKE_", TRUST)  # variables of the environment that places are told
@@ -142,7 +144,10 @@ class Cluster:
 
     def _clean(self) -> None:
         if self.folder is not None and self.lock is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            until = time.monotonic() + LEAVING_SECONDS
+            while self.folder.exists() and time.monotonic() < until:  # a process of Ray may yet write its last lines
+                shutil.rmtree(self.folder, ignore_errors=True)
+                time.sleep(0.05)
             self.lock.release()
             Path(self.lock.lock_file).unlink(missing_ok=True)
             self.folder = self.lock = None
