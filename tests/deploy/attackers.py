@@ -20,6 +20,7 @@ from bespoke.deploy.flare.hardened import CONTROLLER, EXECUTOR, STARTUP, role_of
 from bespoke.deploy.flare.running import Running
 
 FLARES = "nvflare.app_common.np.np_trainer.NPTrainer"  # a class of FLARE's own; its kits allow it, bespoke's do not
+LONG = 180.0  # seconds that a busy machine may take for what takes a few
 IDLE = "nvflare.app_common.workflows.cyclic_ctl.CyclicController"
 
 
@@ -63,7 +64,7 @@ def job(folder: Path, site: str, executor: str = EXECUTOR, controller: str = CON
     return folder
 
 
-def wait_until(found: Callable[[], Any], seconds: float, what: str = "") -> Any:
+def wait_until(found: Callable[[], Any], what: str = "", seconds: float = LONG) -> Any:
     """What `found` returns as soon as it is true."""
     end = time.monotonic() + seconds
     while not (value := found()):

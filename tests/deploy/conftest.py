@@ -9,6 +9,7 @@ import pytest
 
 from bespoke.deploy.flare import hardened, running
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
+from deploy.attackers import LONG
 
 SITES = ("north", "south", "west")
 
@@ -28,4 +29,4 @@ def quick() -> Iterator[None]:
 def project(tmp_path_factory: pytest.TempPathFactory, quick: None) -> Iterator[Loopback]:
     """A hub with the site `north`, started; the kits of `south` and `west` are there and do not run."""
     with make_loopback(tmp_path_factory.mktemp("project"), SITES, min_sites=1) as made:
-        yield made.start("north")
+        yield made.start("north", wait=LONG)

@@ -26,7 +26,7 @@ from bespoke.deploy.flare.kit import write_admin
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.roster import STRANGER, TWICE, notices
 from bespoke.deploy.flare.running import Running, session, sites_of
-from deploy.attackers import FLARES, IDLE, edit, job, knock, loosen, opens, start_unchecked, wait_until
+from deploy.attackers import FLARES, IDLE, LONG, edit, job, knock, loosen, opens, start_unchecked, wait_until
 
 
 def output(project: Loopback, name: str = "hub") -> str:
@@ -43,7 +43,7 @@ def copy_of(project: Loopback, name: str, folder: Path) -> Path:
 def refused(running: Running, project: Loopback, said: str, name: str) -> None:
     """Waits until the hub's log says why, and checks that the site did not get in."""
     try:
-        wait_until(lambda: said in project.running["hub"].log() + output(project), 40, said)
+        wait_until(lambda: said in project.running["hub"].log() + output(project), said)
         assert not running.ready()
         with session(project.kit) as admin:
             assert name not in sites_of(admin)
@@ -61,14 +61,14 @@ def test_a_good_certificate_gets_in(project: Loopback) -> None:
 def test_no_certificate(project: Loopback) -> None:
     root = project.sites["south"] / "startup/rootCA.pem"
     assert knock(project.hub.port, None, root) != "in"
-    wait_until(lambda: "PEER_DID_NOT_RETURN_A_CERTIFICATE" in output(project), 10)
+    wait_until(lambda: "PEER_DID_NOT_RETURN_A_CERTIFICATE" in output(project))
 
 
 def test_no_encryption(project: Loopback) -> None:
     with socket.create_connection(("localhost", project.hub.port), timeout=10) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         assert plain.recv(9) == b""
-    wait_until(lambda: "WRONG_VERSION_NUMBER" in output(project), 10)
+    wait_until(lambda: "WRONG_VERSION_NUMBER" in output(project))
 
 
 def test_an_expired_certificate(project: Loopback, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_expired_certificate(project: Loopback, tmp_path: Path) -> None:
         public = read_key(kit / "startup/client.key").public_key()
         (kit / "startup/client.crt").write_bytes(pem(authority.sign("south", "org-south", "client", public, 1)))
     assert knock(project.hub.port, kit, kit / "startup/rootCA.pem") != "in"
-    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in output(project), 10)
+    wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in output(project))
 
 
 def test_another_authority_of_the_same_name(project: Loopback, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_another_authority_of_the_same_name(project: Loopback, tmp_path: Path) -
     (kit / "startup/client.crt").write_bytes(pem(other.sign("south", "org-south", "client", key.public_key(), 1)))
     before = output(project).count("CERTIFICATE_VERIFY_FAILED")
     assert knock(project.hub.port, kit, kit / "startup/rootCA.pem") != "in"
-    wait_until(lambda: output(project).count("CERTIFICATE_VERIFY_FAILED") > before, 10)
+    wait_until(lambda: output(project).count("CERTIFICATE_VERIFY_FAILED") > before)
 
 
 def test_a_site_does_not_talk_to_a_hub_of_another_authority(project: Loopback, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_site_does_not_talk_to_a_hub_of_another_authority(project: Loopback, t
     (kit / "startup/rootCA.pem").write_bytes(pem(other.certificate))
     running = start_unchecked(kit)
     try:
-        wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in (kit / "output.txt").read_text(), 40)
+        wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in (kit / "output.txt").read_text())
         assert not running.ready()
     finally:
         running.kill()
@@ -159,7 +159,7 @@ def test_the_administrator_has_no_shell(project: Loopback) -> None:
         admin.ls_target("server")
 
 
-def finished(admin: Any, job_id: str, seconds: float = 60.0) -> dict[str, Any]:
+def finished(admin: Any, job_id: str) -> dict[str, Any]:
     """A job's meta when it has ended."""
     found: dict[str, Any] = {}
 
@@ -167,7 +167,7 @@ def finished(admin: Any, job_id: str, seconds: float = 60.0) -> dict[str, Any]:
         found.update(admin.get_job_meta(job_id))
         return str(found["status"]).startswith("FINISHED")
 
-    wait_until(ended, seconds)
+    wait_until(ended)
     return found
 
 
@@ -176,6 +176,7 @@ def test_custom_code_in_a_job(project: Loopback, tmp_path: Path) -> None:
         meta = finished(admin, admin.submit_job(str(job(tmp_path / "job", "north", code="raise SystemExit"))))
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
     assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
+    assert (project.kit / "jobs" / str(meta["job_id"])).is_dir()  # and not in FLARE's folder under /tmp
 
 
 def test_a_class_that_the_hub_does_not_list(project: Loopback, tmp_path: Path) -> None:
@@ -185,23 +186,29 @@ def test_a_class_that_the_hub_does_not_list(project: Loopback, tmp_path: Path) -
     assert f"Component '{IDLE}' at config path 'workflows.#1' is not in allow_list" in output(project)
 
 
+def taken_back(project: Loopback) -> int:
+    """How often the hub has taken `north` back."""
+    return project.running["hub"].log().count("Re-activate the client: north")
+
+
 # -- two copies --------------------------------------------------------------------------------------------------------
 def test_a_second_copy_of_a_kit(project: Loopback, tmp_path: Path) -> None:
     """FLARE lets the second take the first one's place. That is noticed, said, and ends when the second ends."""
     kit = copy_of(project, "north", tmp_path)
     (kit / "process.json").unlink()  # on another machine there is no such process
     first = project.running["north"]
-    second = start_unchecked(kit).wait(40)
+    second = start_unchecked(kit).wait(LONG)
     try:
-        said = wait_until(lambda: [line for line in notices(project.kit) if line["what"] == TWICE], 20)
+        said = wait_until(lambda: [line for line in notices(project.kit) if line["what"] == TWICE])
         assert said[0]["site"] == "north"
         assert f"the site 'north' {TWICE}" in project.running["hub"].log()
         assert first.alive()
+        before = taken_back(project)
     finally:
         second.kill()
-    wait_until(lambda: "Re-activate the client: north" in project.running["hub"].log(), 40)
+    wait_until(lambda: taken_back(project) > before)
     with session(project.kit) as admin:
-        assert sites_of(admin) == ["north"]
+        wait_until(lambda: sites_of(admin) == ["north"])
 
 
 def test_a_site_that_is_taken_off_the_list_while_it_runs(project: Loopback) -> None:
@@ -209,11 +216,12 @@ def test_a_site_that_is_taken_off_the_list_while_it_runs(project: Loopback) -> N
     local = project.kit / "local/bespoke.json"
     listed = json.loads(local.read_text())["sites"]
     edit(local, lambda said: said.update(sites=["south", "west"]))
-    wait_until(lambda: f"the site 'north' {STRANGER}: the hub's list" in project.running["hub"].log(), 20)
+    wait_until(lambda: f"the site 'north' {STRANGER}: the hub's list" in project.running["hub"].log())
     with session(project.kit) as admin:
         assert sites_of(admin) == []
+    before = taken_back(project)
     edit(local, lambda said: said.update(sites=listed))
-    wait_until(lambda: "Re-activate the client: north" in project.running["hub"].log()[-3000:], 20)
+    wait_until(lambda: taken_back(project) > before)
 
 
 # -- sites against their own hub ---------------------------------------------------------------------------------------
@@ -226,8 +234,8 @@ def loose(tmp_path_factory: pytest.TempPathFactory, quick: None) -> Iterator[Loo
     lying = os.pathsep.join([str(Path(__file__).parent / "lying_hub"), os.environ.get("PYTHONPATH", "")])
     with made:
         with mock.patch.dict(os.environ, PYTHONPATH=lying):
-            made.running["hub"] = start_unchecked(made.kit).wait(60)
-        yield made.start("north")
+            made.running["hub"] = start_unchecked(made.kit).wait(LONG)
+        yield made.start("north", wait=LONG)
 
 
 def test_a_site_takes_no_code_from_its_hub(loose: Loopback, tmp_path: Path) -> None:
@@ -254,7 +262,7 @@ def test_a_site_does_nothing_else_for_its_hub(loose: Loopback) -> None:
                 said = str(error)
             assert "ssl_cert" not in said
             line = f"the hub asked for {command!r}, which this site does for nobody: refused"
-            wait_until(lambda line=line: line in loose.running["north"].log(), 10, line)
+            wait_until(lambda line=line: line in loose.running["north"].log(), line)
     assert loose.running["north"].alive()
 
 

@@ -187,7 +187,7 @@ def start(kit: Path, wait: float | None = 60.0) -> Running:
 
 
 @contextmanager
-def session(kit: Path, timeout: float = 20.0, admin: Path | None = None) -> Iterator[Any]:
+def session(kit: Path, timeout: float = 60.0, admin: Path | None = None) -> Iterator[Any]:
     """A session of the administrator with a running hub: FLARE's `Session`, which submits jobs and follows them.
 
     `kit` is the hub's; the administrator's kit lies beside it unless `admin` says otherwise.
