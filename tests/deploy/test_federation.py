@@ -53,7 +53,8 @@ def assert_like(there: Path, here: Path) -> None:
             np.testing.assert_allclose(theirs[column], mine[column], rtol=1e-3, atol=1e-4)
         else:
             assert theirs[column] == mine[column], column
-    expected, found = (dict[str, Any](RunFolder.existing(where).result() or {}) for where in (here, there))
+    ended_with: list[Any] = [RunFolder.existing(where).result() for where in (here, there)]
+    expected, found = ended_with
     for key in ("query", "validation"):
         assert found[key] == pytest.approx(expected[key], rel=1e-4)
     for key in ("clients", "rounds", "chosen", "parameters", "steps"):

@@ -163,6 +163,26 @@ def test_too_few_sites_do_not_go_on(tmp_path: Path) -> None:
         )
 
 
+def test_when_too_few_sites_are_left_the_run_waits_for_them(tmp_path: Path) -> None:
+    """Whoever carries the messages hears that a site is lost, and can go on later: it is nobody's mistake."""
+    config, there = asked(STAGES["fedavg"]), dict(parts())
+    one = hub(config, tmp_path / "hub", min_sites=3)
+
+    def connect() -> dict[str, Line]:
+        return {name: Line(site(rows, tmp_path / name), gone(name)) for name, rows in there.items()}
+
+    def gone(name: str) -> Callable[[int], bool]:
+        def at(number: int) -> bool:
+            return name == "west" and number == 9 and there.pop("west", None) is not None
+
+        return at
+
+    with pytest.raises(RemoteLost, match="the site is gone"):
+        one.run(connect)
+    there.update(parts())
+    assert one.run(lambda: {name: Line(site(rows, tmp_path / name)) for name, rows in there.items()})["rounds"] == 2
+
+
 def test_a_site_that_comes_back_with_other_clients_is_refused(tmp_path: Path) -> None:
     config = asked(STAGES["fedavg"])
     one = hub(config, tmp_path / "hub")

@@ -57,11 +57,15 @@ class Hub:
         Raises RemoteLost when too few sites are left.
         """
         fruitless, point = 0, self._point()
+        lost: RemoteLost | None = None
         while True:
             transports = dict(connect())
+            if lost is not None and len(transports) < max(self.min_sites, 1):
+                raise lost  # whoever carries the messages waits for the sites, and begins the next leg
             try:
                 return self.leg(transports)
             except RemoteLost as error:
+                lost = error
                 self._note({"ended": str(error)})
                 fruitless, point = (0, self._point()) if self._point() != point else (fruitless + 1, point)
                 if fruitless >= MOST_LEGS:
