@@ -25,9 +25,9 @@ TEXTS = "doors-tv-questions"
 
 def chapter(runs: Path) -> str:
     """The sections of what was run; empty if nothing was."""
-    resnets = {name: rule for name, rule in RESNETS.items() if (runs / name / "summary.json").exists()}
+    resnets = {name: rule for name, rule in RESNETS.items() if (runs / name / "compare.json").exists()}
     found = [resnet(runs, resnets)] if resnets else []
-    if (runs / TEXTS / "summary.json").exists():
+    if (runs / TEXTS / "compare.json").exists():
         found.append(texts(runs / TEXTS))
     return "\n\n".join([HEADER.strip(), *found]) + "\n" if found else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ import bespoke
 import results_doors
 from bespoke.deploy.export import export_personal
 from bespoke.tensors import BUFFERS
-
-MODEL = Path(os.environ.get("BESPOKE_MODELS", "models")) / "stories15M"
-LINES = Path(os.environ.get("BESPOKE_DATA", "")) / "tv" / "friends.csv.gz"
-needs = pytest.mark.skipif(
-    not (MODEL.is_dir() and LINES.is_file()), reason="needs stories15M (BESPOKE_MODELS) and friends.csv.gz"
-)
 
 
 def test_the_network_is_resnet_18() -> None:
@@ -97,43 +90,6 @@ def test_what_is_a_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert found["Ross Geller"] == [("were we on a break", True)]
     assert not found["Monica Geller"]
     assert len(tv_questions.lines_of(1)["Joey Tribbiani"]) == 1
-
-
-@needs
-def test_a_transformers_classifier_learns_lines_by_speaker(tmp_path: Path) -> None:
-    """Real lines, a pretrained network: what is frozen stays and does not travel; a few steps learn something."""
-    from transformers import AutoModelForSequenceClassification
-
-    people = tv_questions.load(most=24, length=12)
-    assert sorted(people.ids) == sorted(tv_questions.MAIN)
-    result = bespoke.run(
-        {
-            "data": {"source": "benchmarks.doors.tv_questions:load", "options": {"most": 24, "length": 12}},
-            "model": {"name": "benchmarks.doors.tv_questions:net"}, "engine": {"workers": 0}, "evaluate_every": 3,
-            "stage": [{"method": "fedavg", "rounds": 3, "lr": 0.001, "batch_size": 8, "optimizer": {"name": "adamw"}}],
-        },
-        tmp_path / "run",
-    )  # fmt: skip
-    trained = 6 * 288 + 2 * 288 * 288 * 2  # at least: norms, queries, keys, values and outputs of a block
-    assert trained < result["parameters"] < 1_100_000
-    logs = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
-    assert logs[-1]["bytes_up"] == 6 * 4 * (result["parameters"] + 1)  # float32 of six clients, and their weights
-    export_personal(tmp_path / "run", "Joey Tribbiani", tmp_path / "joey")
-    model = bespoke.load_personal(tmp_path / "joey")
-    plain = AutoModelForSequenceClassification.from_pretrained(
-        MODEL, num_labels=2, pad_token_id=tv_questions.PADDING, dtype="float32"
-    ).eval()
-    begun = {name: value.clone() for name, value in plain.state_dict().items()}
-    plain.load_state_dict(model.params, strict=False)
-    after = plain.state_dict()
-    x, mask, y = (people.columns[name] for name in ("x", "attention_mask", "y"))
-    with torch.no_grad():
-        said = plain(input_ids=x, attention_mask=mask).logits
-        torch.testing.assert_close(model.outputs({"input_ids": x, "attention_mask": mask}), said, rtol=1e-3, atol=1e-3)
-    assert not torch.equal(begun["model.layers.5.mlp.up_proj.weight"], after["model.layers.5.mlp.up_proj.weight"])
-    assert torch.equal(begun["model.layers.4.mlp.up_proj.weight"], after["model.layers.4.mlp.up_proj.weight"])
-    constant = float(torch.bincount(y.long()).max() / len(y))
-    assert float((said.argmax(1) == y).float().mean()) > constant
 
 
 def test_the_chapter_says_what_the_folders_hold(tmp_path: Path) -> None:
