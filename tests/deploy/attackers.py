@@ -20,7 +20,7 @@ from bespoke.deploy.flare.hardened import CONTROLLER, EXECUTOR, STARTUP, role_of
 from bespoke.deploy.flare.running import Running
 
 FLARES = "nvflare.app_common.np.np_trainer.NPTrainer"  # a class of FLARE's own; its kits allow it, bespoke's do not
-LONG = 180.0  # seconds that a busy machine may take for what takes a few
+LONG = 600.0  # seconds; a very busy machine may need them for what takes a few
 IDLE = "nvflare.app_common.workflows.cyclic_ctl.CyclicController"
 
 

@@ -30,10 +30,10 @@ from bespoke.deploy.flare.keys import (
     pem,
     read_key,
     write_key,
+    write_private,
 )
 from bespoke.deploy.flare.project import Hub, SiteSettings, is_name
 from bespoke.errors import UserError
-from bespoke.storage import write_text
 
 BITS = 3072  # of the authority's key, which lasts for years
 LARGEST = 2**20  # bytes of a file in a request or an approval
@@ -151,7 +151,7 @@ def approve(
          "schema.json": schema},
     )  # fmt: skip
     issued[name] = {"key": print_of_key, "serial": str(certificate.serial_number), "org": org}
-    write_text(issued_file, json.dumps(issued, indent=1))
+    write_private(issued_file, json.dumps(issued, indent=1))
     return target
 
 

@@ -30,6 +30,19 @@ def write_key(path: Path, key: rsa.RSAPrivateKey) -> None:
         file.write(made)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, for this user of the machine alone. `bespoke.storage` would load PyTorch."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def read_key(path: Path) -> rsa.RSAPrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)

@@ -19,10 +19,9 @@ import tomli_w
 
 from bespoke.deploy.flare.authority import Approval, Authority, accept
 from bespoke.deploy.flare.hardened import ADMIN, BY_BESPOKE, STARTUP, Role, check_kit, expected, role_of
-from bespoke.deploy.flare.keys import new_key, pem, write_key
+from bespoke.deploy.flare.keys import new_key, pem, write_key, write_private
 from bespoke.deploy.flare.project import Hub, SiteSettings
 from bespoke.errors import UserError
-from bespoke.storage import write_text
 
 SCHEME = "grpc"
 
@@ -59,7 +58,7 @@ def write_hub(hub: Hub, folder: Path, schema: bytes = b"") -> Path:
     write_admin(hub, authority, folder / "admin")
     invitation = {"name": "", "org": "", "project": hub.name, "server": hub.server, "port": hub.port,
                   "fingerprint": authority.fingerprint, "least": hub.least}  # fmt: skip
-    write_text(folder / "site.toml", tomli_w.dumps(invitation))
+    write_private(folder / "site.toml", tomli_w.dumps(invitation))
     return kit
 
 
@@ -167,5 +166,4 @@ def _columns(hub: Hub) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2))
-    os.chmod(path, 0o600)
+    write_private(path, json.dumps(content, indent=2))
