@@ -66,6 +66,7 @@ def test_a_tampered_or_oversized_message_is_refused_and_the_job_lives(tmp_path: 
     reply = asked_of(one, encode_call(Call("describe", {"config": {"seed": 1}, "learned": None})))
     with pytest.raises(UserError, match=r"a message of \d+ bytes was refused: the limit is 120"):
         decode_answer(reply[MESSAGE], "describe")
+    one.site.limit = 2**20
     roster: Roster = decode_answer(asked_of(one, encode_call(Call("hello")))[MESSAGE], "hello")
     assert roster.ids[0] == "client 00"
 
