@@ -105,7 +105,7 @@ FOUR = ["a/x/1.png", "a/x/2.png", "a/y/3.png", "b/y/4.png"]
         (["a/x/y/1.png", "b/x/1.png"], {}, "CLIENT/CLASS/PICTURE"),
         (["a/1.png", "b/1.png"], {"target": "kind"}, "one table of labels.*found none"),
         (["a/1.png", "l.csv:file,kin\na/1.png,x\n"], {"target": "kind"}, "unknown column 'kind'.*Did you mean 'kin'"),
-        (["a/1.png", "l.csv:file,kind\na/2.png,x\n"], {"target": "kind"}, "names a/2.png, and there is no such"),
+        (["a/1.png", "l.csv:file,kind\na/2.png,x\n"], {"target": "kind"}, "names a/2.png, but the picture is not in"),
         (["a/1.png", "l.csv:file,kind\na/1.png,x\na/1.png,y\n"], {"target": "kind"}, "picture a/1.png several"),
         (["a/x/1.png", "a/y/2.png"], {}, "one client only"),
         (["a/x/1.png", "b/y/2.png"], {}, "every client would have one example"),

@@ -146,10 +146,7 @@ metric = "wrong"
 source = "digits"
 options = { clients = 5, partition = "outside_doors.rounds:in_turn" }
 [model]
-name = "outside_doors.nets:Net"
-inputs = 64
-classes = 10
-hidden = 4
+name = "outside_doors.nets:digits"
 [engine]
 kind = "looped"
 [cohort]

@@ -38,8 +38,8 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "score": {
         "shared": "tree", "own": "tree?", "clients": "clients", "name": "text", "key": "number", "rows": "clients?",
     },
-    "statistics": {"told": "plain"},
-    "keep": {"told": "plain"},
+    "statistics": {"request": "plain"},
+    "keep": {"request": "plain"},
 }  # fmt: skip
 OF_SITES = frozenset({"describe", "score", "statistics", "keep"})  # carried out where scores stay (deploy/federated)
 

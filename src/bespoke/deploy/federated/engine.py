@@ -83,27 +83,27 @@ class SiteEngine(Engine):
         method, clients = self.work.method, self.present(clients)
         shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
         self._settle()
-        told = {"shared": shared, "name": name, "key": key}
+        values = {"shared": shared, "name": name, "key": key}
         self.scoring = [place for place, share in enumerate(self._shares(clients, None)) if len(share)]
         shares = self._shares(clients, None)
         self._ask({
             place: Call("score", {
-                **told, "own": own if not own else take(own, torch.from_numpy(shares[place])),
+                **values, "own": own if not own else take(own, torch.from_numpy(shares[place])),
                 "clients": clients[shares[place]], "rows": None if rows is None else rows[shares[place]],
             })
             for place in self.scoring
         })  # fmt: skip
 
-    def statistics(self, told: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    def statistics(self, request: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """What each site says of the scores that it made, by place."""
         answers: dict[int, dict[str, Any]] = self._ask(
-            {place: Call("statistics", {"told": told}) for place in self.scoring}
+            {place: Call("statistics", {"request": request}) for place in self.scoring}
         )
         return answers
 
-    def keep(self, told: dict[str, Any]) -> None:
+    def keep(self, request: dict[str, Any]) -> None:
         """Every site makes the chosen personal models of its clients and keeps them."""
-        self._ask({place: Call("keep", {"told": told}) for place in self.scoring})
+        self._ask({place: Call("keep", {"request": request}) for place in self.scoring})
 
     def numbers(self, place: int, clients: Sequence[int]) -> Ints:
         """Clients that a site names by its own numbers."""
@@ -134,8 +134,8 @@ class SiteEngine(Engine):
         if not self.stateful:
             return
         self._settle()
-        told = {"folder": "", "names": self.points.up_to(point), "share": None, "point": self.run}
-        self._ask({place: Call("load_private", told) for place in range(len(self.remotes))})
+        values = {"folder": "", "names": self.points.up_to(point), "share": None, "point": self.run}
+        self._ask({place: Call("load_private", values) for place in range(len(self.remotes))})
 
 
 class Points:

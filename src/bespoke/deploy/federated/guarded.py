@@ -54,9 +54,9 @@ class GuardedSite(Site):
 
 
 def _asked(call: Call) -> dict[str, Any]:
-    told: Any = call.values.get("told")
+    request: Any = call.values.get("request")
     if call.operation in ("statistics", "keep"):
-        return {"what": told.get("what", ""), "of": told.get("of", "")}
+        return {"what": request.get("what", ""), "of": request.get("of", "")}
     return {name: call.values[name] for name in ("number", "step", "name") if name in call.values}
 
 

@@ -42,15 +42,15 @@ class SiteMembers(Members):
         """A round begins: its messages are about to be held."""
         self.key = str(key)
 
-    def answer(self, step: str, told: dict[int, Any]) -> dict[int, Any]:
+    def answer(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
         if step == "keys":
-            for message in told.values():
+            for message in messages.values():
                 self._same(sorted(Terms.from_bytes(message).members))
-        found = super().answer(step, told)
+        found = super().answer(step, messages)
         if step == "directory":
             self._write("directory.json", {name: public.hex() for name, public in self.directory.items()})
         if step == "masked":  # on disk before anybody sees the numbers
-            self.spent |= {self.clients[client].name: self.clients[client].spent for client in told}
+            self.spent |= {self.clients[client].name: self.clients[client].spent for client in messages}
             self._write("spent.json", self.spent)
         return found
 

@@ -218,25 +218,25 @@ class SiteHost(Host):
         assert isinstance(validation, Validation)
         return {part: some for part, some in rows.items() if some.sizes(clients).sum()}, support, np.sort(clients)
 
-    def statistics(self, told: dict[str, Any]) -> dict[str, Any]:
+    def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
         """Sums over this site's clients of scores that were made before."""
         self.rules.check_evaluation()
-        tables = self._tables_of(told)
-        if told.get("what") == "clients" and not self.rules.share_clients:
+        tables = self._tables_of(request)
+        if request.get("what") == "clients" and not self.rules.share_clients:
             raise UserError("scores of single clients do not leave this site (share_clients = false)")
-        return statistics.answer(tables, told, self.rules.least)
+        return statistics.answer(tables, request, self.rules.least)
 
-    def _tables_of(self, told: dict[str, Any]) -> Tables:
-        name = told.get("of")
+    def _tables_of(self, request: dict[str, Any]) -> Tables:
+        name = request.get("of")
         if name not in self.tables:
             raise RemoteLost(f"no scores of {name!r} are here any more")
         return self.tables[name]
 
-    def keep(self, told: dict[str, Any]) -> dict[str, Any]:
+    def keep(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the personal models that were chosen, and keep them here for `bespoke deploy predict`."""
-        tables, asked = self._tables_of(told), self.last_scored[told["of"]]
+        tables, asked = self._tables_of(request), self.last_scored[request["of"]]
         assert self.now is not None
-        picked = statistics.chosen(tables, told["choice"])
+        picked = statistics.chosen(tables, request["choice"])
         folder = self.state / "models"
         made = keep_models(self, self.now.experiment, self.now.prepared, asked, tables.clients, picked, folder)
         return {"models": made}

@@ -13,7 +13,7 @@ import numpy as np
 
 from bespoke.data.splits import Split
 from bespoke.deploy.federated.engine import SiteEngine
-from bespoke.deploy.federated.statistics import told_by, total
+from bespoke.deploy.federated.statistics import answering, total
 from bespoke.errors import UserError
 from bespoke.experiment.experiment import Experiment
 from bespoke.method import Method
@@ -32,12 +32,12 @@ SITES_FILE = "sites.json"  # what each site said of its clients
 class Choice:
     """The common candidate, and what it was chosen by: sums of each candidate over all sites' clients."""
 
-    told: dict[str, Any]  # for sites, which make their clients' own choices by it
+    rule: dict[str, Any]  # for sites, which make their clients' own choices by it
     costs: dict[str, Any]
 
     @property
     def default(self) -> int:
-        return int(self.told["default"])
+        return int(self.rule["default"])
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class SiteScoring:
     def _score(self, server: Tree, clients: Any, name: str) -> None:
         self.engine.score(server, clients, name, int(mix("personalize", self.experiment.seed)))
 
-    def _sums(self, told: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def _sums(self, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """All sites' sums together, and each site's."""
-        answers = {self.engine.there[place]: found for place, found in self.engine.statistics(told).items()}
-        said = told_by(list(answers.values()))
+        answers = {self.engine.there[place]: found for place, found in self.engine.statistics(request).items()}
+        said = answering(list(answers.values()))
         self.silent |= {name for name, found in answers.items() if found.get("withheld")}
         return (_added(said) if said else {}), answers
 
@@ -101,16 +101,16 @@ class SiteScoring:
             means = [costs["cost"][candidate] / costs["seen"] for candidate in allowed]
             default = allowed[int(np.argmin(means))]
         rule = experiment.stages[-1].accept
-        told = {
+        request = {
             "by": by, "default": default, "metric": experiment.metric, "lower": experiment.lower_is_better,
             "allowed": None if method.choosing.keep_shared else allowed,
             "accept": None if rule is None else asdict(rule),
         }  # fmt: skip
-        return Choice(told, costs)
+        return Choice(request, costs)
 
     def _under(self, choice: Choice, of: str, part: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         return self._sums({
-            "what": "under", "of": of, "part": part, "choice": choice.told, "metric": self.experiment.metric,
+            "what": "under", "of": of, "part": part, "choice": choice.rule, "metric": self.experiment.metric,
             "metrics": list(self.experiment.task.metrics),
         })  # fmt: skip
 
@@ -122,8 +122,8 @@ class SiteScoring:
             return {}
         self._score(server, clients, "selection")
         choice = self._choose("selection")
-        told = {**choice.told, "accept": None}
-        found, _ = self._under(Choice(told, choice.costs), "selection", "validation")
+        request = {**choice.rule, "accept": None}
+        found, _ = self._under(Choice(request, choice.costs), "selection", "validation")
         if not found:
             return {}
         values: dict[str, float | None] = {}
@@ -169,17 +169,22 @@ class SiteScoring:
                 "no site has enough tested clients to send statistics of them (least, of each site's settings)"
             )
         without = None
-        if choice.told["accept"] is not None:
-            without, _ = self._under(Choice({**choice.told, "accept": None}, choice.costs), "test", "query")
+        if choice.rule["accept"] is not None:
+            without, _ = self._under(Choice({**choice.rule, "accept": None}, choice.costs), "test", "query")
         named = self._clients(choice) if self.share_clients else None
-        self.engine.keep({"of": "test", "choice": choice.told})
+        self.engine.keep({"of": "test", "choice": choice.rule})
         self.progress.advance(1)
         return Final(choice, query, validation or None, by_site, tuple(sorted(self.silent)), named, without)
 
     def _clients(self, choice: Choice) -> dict[str, list[Any]]:
-        told = {"what": "clients", "of": "test", "choice": choice.told, "metrics": list(self.experiment.task.metrics)}
+        request = {
+            "what": "clients",
+            "of": "test",
+            "choice": choice.rule,
+            "metrics": list(self.experiment.task.metrics),
+        }
         table: dict[str, list[Any]] = {}
-        for place, found in self.engine.statistics(told).items():
+        for place, found in self.engine.statistics(request).items():
             numbers = self.engine.numbers(place, found.pop("clients"))
             for name, values in {"clients": numbers.tolist(), **found}.items():
                 table.setdefault(name, []).extend(values)
@@ -235,7 +240,7 @@ class SiteResults:
         if final.clients is not None:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
-        own = final.choice.told["by"] in ("client", "support") or final.without is not None
+        own = final.choice.rule["by"] in ("client", "support") or final.without is not None
         chosen = {"candidate": names[final.choice.default], "by_client": own}
         costs = final.choice.costs
         seen = [json_number(s / k) if k else None for s, k in zip(costs.get("sum", []), costs.get("known", []))]
@@ -256,7 +261,7 @@ class SiteResults:
         record["chosen"] = chosen if len(names) > 1 else {}
         record["candidates"] = dict(zip(names, seen)) if len(names) > 1 else {}
         if final.without is not None:
-            rule, mean = final.choice.told["accept"], json_number(plain_mean(final.without, metric))
+            rule, mean = final.choice.rule["accept"], json_number(plain_mean(final.without, metric))
             record["accept"] = {**rule, "accepted": final.query["accepted"], "query_without": mean}
         if privacy is not None:
             record["privacy"] = privacy

@@ -48,16 +48,16 @@ class Tables:
 
 
 # -- at a site ---------------------------------------------------------------------------------------------------------
-def answer(tables: Tables, told: dict[str, Any], least: int) -> dict[str, Any]:
-    what = told.get("what")
+def answer(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any]:
+    what = request.get("what")
     if len(tables.clients) < least and what != "clients":
         return {"withheld": True}
     if what == "costs":
-        return costs(tables, told["part"], told["metric"], bool(told["lower"]), least)
+        return costs(tables, request["part"], request["metric"], bool(request["lower"]), least)
     if what == "under":
-        return under(tables, told, least)
+        return under(tables, request, least)
     if what == "clients":
-        return by_client(tables, told)
+        return by_client(tables, request)
     raise UserError(f"statistics of the kind {what!r} are not known; there are costs, under, clients")
 
 
@@ -96,9 +96,9 @@ def chosen(tables: Tables, choice: dict[str, Any]) -> Chosen:
     return picked
 
 
-def under(tables: Tables, told: dict[str, Any], least: int) -> dict[str, Any]:
+def under(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any]:
     """Sums of each metric under the clients' choices, and of the shared model beside it."""
-    scores, picked = tables.scores.get(told["part"]), chosen(tables, told["choice"])
+    scores, picked = tables.scores.get(request["part"]), chosen(tables, request["choice"])
     if scores is None:
         return {"withheld": True}
     count = scores.at(picked, "count")
@@ -106,19 +106,19 @@ def under(tables: Tables, told: dict[str, Any], least: int) -> dict[str, Any]:
     if int(tested.sum()) < least:
         return {"withheld": True}
     losses = scores.at(picked, "loss")[tested]
-    sizes = tables.sizes[told["part"]]
+    sizes = tables.sizes[request["part"]]
     found: dict[str, Any] = {
         "clients": int(tested.sum()), "diverged": int((~np.isfinite(losses)).sum()), "metrics": {},
         "personal": int((picked.of(scores.clients) != 0)[tested].sum()),
     }  # fmt: skip
-    if told["choice"].get("accept") is not None:
-        plain = chosen(tables, {**told["choice"], "accept": None})
+    if request["choice"].get("accept") is not None:
+        plain = chosen(tables, {**request["choice"], "accept": None})
         found["accepted"] = int((picked.of(scores.clients) == plain.of(scores.clients)).sum())
-    for metric in told["metrics"]:
+    for metric in request["metrics"]:
         values, before = scores.at(picked, metric), scores.at(Chosen(0, {}), metric)
         found["metrics"][metric] = {**_sums(values, sizes), "baseline": _sums(before, sizes)}
-    metric = told["metric"]
-    gain = _gain(scores.at(picked, metric), scores.at(Chosen(0, {}), metric), bool(told["choice"]["lower"]))
+    metric = request["metric"]
+    gain = _gain(scores.at(picked, metric), scores.at(Chosen(0, {}), metric), bool(request["choice"]["lower"]))
     found["gain"] = histogram(gain, GAINS, least)
     return found
 
@@ -155,12 +155,12 @@ def histogram(values: Floats, edges: Sequence[float], least: int) -> list[list[f
     return [] if len(known) < least else bins
 
 
-def by_client(tables: Tables, told: dict[str, Any]) -> dict[str, Any]:
+def by_client(tables: Tables, request: dict[str, Any]) -> dict[str, Any]:
     """Each client's scores, for a site that shares them."""
-    picked, query = chosen(tables, told["choice"]), tables.scores["query"]
+    picked, query = chosen(tables, request["choice"]), tables.scores["query"]
     validation = tables.scores.get("validation")
     found: dict[str, Any] = {"clients": tables.clients.tolist(), "candidate": picked.of(tables.clients).tolist()}
-    for metric in told["metrics"]:
+    for metric in request["metrics"]:
         found[f"query_{metric}"] = query.at(picked, metric).tolist()
         missing = [math.nan] * len(tables.clients)
         found[f"validation_{metric}"] = missing if validation is None else validation.at(picked, metric).tolist()
@@ -169,7 +169,7 @@ def by_client(tables: Tables, told: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- at the hub --------------------------------------------------------------------------------------------------------
-def told_by(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def answering(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers that say something."""
     return [found for found in answers if not found.get("withheld")]
 

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -105,17 +104,17 @@ class Running:
 
     def stop(self, grace: float = 5.0) -> None:
         """Ends the process and those it has started (jobs), and waits for them."""
-        self._end(signal.SIGTERM, grace)
+        self._end(grace)
 
     def kill(self) -> None:
         """Ends them at once, as a power cut would."""
-        self._end(signal.SIGKILL, 0.0)
+        self._end(0.0)
 
-    def _end(self, how: signal.Signals, grace: float) -> None:
+    def _end(self, grace: float) -> None:
         family = self._children()
-        for process in [*family, self.process]:
+        for process in [*family, self.process] if grace else []:
             try:
-                process.send_signal(how)
+                process.terminate()
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
         end = time.monotonic() + grace

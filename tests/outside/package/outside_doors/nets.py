@@ -17,3 +17,4 @@ class Net(nn.Module):
 
 
 net = bespoke.model(Net, head="out")
+digits = bespoke.model(lambda: Net(inputs=64, classes=10, hidden=4), head="out")
