@@ -14,9 +14,12 @@ from deploy.attackers import LONG
 SITES = ("north", "south", "west")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """A sign of life every two seconds; a site is gone after six without one, and waits three for an answer."""
+    """A sign of life every two seconds; a site is gone after six without one, and waits three for an answer.
+
+    For tests of this module alone: a kit that is written so is refused by a process that does not know of it.
+    """
     with (
         mock.patch.object(running, "HEARTBEAT", 2.0),
         mock.patch.object(hardened, "GONE", 6.0),

@@ -43,10 +43,18 @@ def test_hub_and_site_start_and_end(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("\n".join(["school,age,score", *(f"s{i % 4},{i % 7},{i % 5}.5" for i in range(40))]))
     hub, site = tmp_path / "hub.out", tmp_path / "site.out"
-    with staying(hub, "hub", tmp_path / "hub"), staying(site, "site", tmp_path / "north", "--data", rows):
-        wait_until(lambda: "The hub listens." in hub.read_text())
-        wait_until(lambda: "Registered with the hub." in site.read_text())
-        wait_until(lambda: "The site north is here." in hub.read_text())
+    with (
+        staying(hub, "hub", tmp_path / "hub") as one,
+        staying(site, "site", tmp_path / "north", "--data", rows) as other,
+    ):
+        lines = (
+            (one, hub, "The hub listens."),
+            (other, site, "Registered with the hub."),
+            (one, hub, "The site north is"),
+        )
+        for process, output, line in lines:
+            wait_until(lambda: line in output.read_text() or process.poll() is not None)  # noqa: B023
+            assert line in output.read_text(), output.read_text()
         with session(project.kit) as admin:
             assert sites_of(admin) == ["north"]
         with pytest.raises(UserError, match=r"runs already \(process \d+\)"):
