@@ -45,12 +45,12 @@ def test_no_sites_update_is_on_the_wire(tmp_path: Path) -> None:
     for line in lines.values():
         for message, reply in zip(line.sent, line.received):
             if b'"call": "train"' in message[:400]:
-                said: Any = _opened(reply, 2**20)["said"]
+                said: Any = _opened(reply, 2**20)["value"]
                 assert not said.sums
                 assert not said.each
                 trained += 1
             if b'"call": "secure"' in message[:400]:
-                answers = _opened(reply, 2**20).get("said")
+                answers = _opened(reply, 2**20).get("value")
                 assert answers is not None
                 for found in answers[0].values():
                     assert not isinstance(found, torch.Tensor)

@@ -24,7 +24,10 @@ def staying(output: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
     """A command that stays, with what it prints in a file; it is ended by Ctrl-C."""
     with open(output, "wb") as file:
         command = [sys.executable, "-m", "bespoke", "deploy", *map(str, words)]
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in the background
+        )  # fmt: skip
     try:
         yield process
         process.send_signal(signal.SIGINT)
