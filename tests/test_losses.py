@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bespoke.data.population import Population
+from bespoke.errors import RemoteLost
 from bespoke.federation.calls import Call
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.host import Host
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.remote import Here
 from bespoke.federation.workers import Worker
 from bespoke.runs.folder import RunFolder

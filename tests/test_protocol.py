@@ -15,14 +15,13 @@ import own_models
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo
 from bespoke.data.standardize import standardize
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.experiment.build import build
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.experiment.experiment import Experiment
 from bespoke.federation.calls import OF_SITES, OPERATIONS, Call, Settle, serve
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.host import Host
-from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.remote import Here
 from bespoke.federation.segments import read_segment
 from bespoke.federation.sites import Wired, learn

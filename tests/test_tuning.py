@@ -22,13 +22,12 @@ import pytest
 import bespoke as library
 from bespoke.callbacks.callback import EndEvent
 from bespoke.data.splits import Query
-from bespoke.errors import UserError
+from bespoke.errors import UserError, WorkerFailed
 from bespoke.experiment import presets
 from bespoke.experiment.checks import checked
 from bespoke.experiment.presets import Preset
 from bespoke.experiment.reading import read_config
 from bespoke.experiment.search_space import Range, applied, grid, merged, probes, read_space
-from bespoke.federation.processes import WorkerFailed
 from bespoke.methods import METHODS
 from bespoke.study import comparison, scheduler, tuning
 from bespoke.study.comparison import Comparison

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from bespoke.data.splits import Half, Part, Query, Support, Train, Validation
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation import wire
 from bespoke.federation.calls import OPERATIONS, Call, Settle
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
-from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.roster import Roster
 from bespoke.federation.wire import WireError, decode_answer, decode_call, encode_answer, encode_call
 from bespoke.randomness import client_keys

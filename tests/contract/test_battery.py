@@ -33,13 +33,12 @@ from battery import (
 from bespoke.data.population import Population
 from bespoke.data.splits import cross_silo, everything
 from bespoke.declarations import Reveal, reveals
-from bespoke.errors import UserError
+from bespoke.errors import UserError, WorkerFailed
 from bespoke.experiment.experiment import Experiment, Stage
 from bespoke.federation.batches import Orders
 from bespoke.federation.choice import choose
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.host import Host
-from bespoke.federation.processes import WorkerFailed
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.messages.clip import Clip
 from bespoke.messages.compress import Compress

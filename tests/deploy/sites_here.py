@@ -10,8 +10,8 @@ from bespoke.deploy.federated.guarded import GuardedSite
 from bespoke.deploy.federated.hub import Hub
 from bespoke.deploy.federated.place import SiteHost
 from bespoke.deploy.federated.rules import Rules
+from bespoke.errors import RemoteLost
 from bespoke.experiment.config import ExperimentConfig
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.work import Mode
 
 OPEN = Rules(least=1, share_clients=True)

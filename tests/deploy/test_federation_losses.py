@@ -12,9 +12,8 @@ import pytest
 
 from bespoke.deploy.federated.hub import LEGS
 from bespoke.deploy.federated.kept import Points
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.federation.private_state import PrivateTable
-from bespoke.federation.processes import RemoteLost
 from bespoke.runs.folder import RunFolder
 from deploy.sites_here import MODE, NAMES, Line, hub, site
 from deploy.test_federation import assert_like

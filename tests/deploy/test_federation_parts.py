@@ -16,9 +16,8 @@ from bespoke.deploy.federated.rules import Rules
 from bespoke.deploy.flare.executor import MESSAGE, TASK, SiteExecutor, rules_of
 from bespoke.deploy.flare.hardened import CONTROLLER, EXECUTOR
 from bespoke.deploy.flare.job import Federation, write_job
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.federation.calls import Call
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.roster import Roster
 from bespoke.federation.wire import decode_answer, encode_call
 from deploy.sites_here import site

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bespoke.data.population import Population
 from bespoke.data.splits import Query, Support, Train, Validation
 from bespoke.declarations import Reveal, reveals
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.batches import steps_of
 from bespoke.federation.calls import Call, Settle
 from bespoke.federation.examine import ROWS, Scores, fill
@@ -23,7 +23,6 @@ from bespoke.federation.held import aggregate
 from bespoke.federation.host import Host, home_of
 from bespoke.federation.partial import Partial
 from bespoke.federation.places import places
-from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.remote import Here, Remote
 from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork

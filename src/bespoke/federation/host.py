@@ -21,7 +21,7 @@ from bespoke.data.splits import Query, Rows, Support, Train, Validation
 from bespoke.data.standardize import moments
 from bespoke.declarations import stacks
 from bespoke.devices import CPU, has_double, home, onto, working_on
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.federation.batches import WHOLE, Layout, Orders, SlicedBatches, StackedBatches, columns_of, work_of
 from bespoke.federation.chunks import Chunks
 from bespoke.federation.examine import HELD, Scores, ScoreTables, candidates, scores, vectorized_scores
@@ -29,7 +29,6 @@ from bespoke.federation.held import Held
 from bespoke.federation.local_layers import SUFFIX, LocalLayers
 from bespoke.federation.partial import Partial, collect
 from bespoke.federation.private_state import PrivateTable
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.messages.transform import Outgoing, State

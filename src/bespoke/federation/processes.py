@@ -14,9 +14,6 @@ from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
-from bespoke.errors import RemoteLost as RemoteLost
-from bespoke.errors import WorkerFailed as WorkerFailed
-
 CONTEXT = multiprocessing.get_context("spawn")  # a fork would copy torch's threads in an unknown state
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")

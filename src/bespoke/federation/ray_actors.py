@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.data.population import Population
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.calls import Call, serve
 from bespoke.federation.execution import Choice
 from bespoke.federation.portable import portable, rebound, restored
-from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.ray_cluster import Cluster, Node, set_up, setup, what_happened
 from bespoke.federation.remote import Remote
 from bespoke.federation.work import Mode

@@ -26,8 +26,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from bespoke import __version__
-from bespoke.errors import UserError, needs_extra
-from bespoke.federation.processes import WorkerFailed
+from bespoke.errors import UserError, WorkerFailed, needs_extra
 from bespoke.imported import TRUST
 
 PREFIX = "bespoke-ray-"

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.federation.calls import OPERATIONS, Call, serve
 from bespoke.federation.host import Host
 from bespoke.federation.opening import Opening
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.wire import LIMIT, bound, decode_call, encode_answer
 from bespoke.federation.work import ClientWork
 

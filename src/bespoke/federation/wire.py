@@ -22,11 +22,10 @@ from safetensors.torch import load, save
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Half, Part, Query, Rows, Support, Train, Validation
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.calls import OPERATIONS, Call, Settle
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
-from bespoke.federation.processes import RemoteLost, WorkerFailed
 from bespoke.federation.roster import Roster
 from bespoke.storage import apart
 

@@ -17,11 +17,11 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import SharedCopy
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.calls import Call, serve
 from bespoke.federation.host import Host
 from bespoke.federation.portable import portable, rebound, restored
-from bespoke.federation.processes import CONTEXT, Child, RemoteLost, WorkerFailed, obey_parent
+from bespoke.federation.processes import CONTEXT, Child, obey_parent
 from bespoke.federation.work import Mode
 
 

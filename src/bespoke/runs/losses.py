@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bespoke.federation.processes import RemoteLost
+from bespoke.errors import RemoteLost
 
 
 @dataclass

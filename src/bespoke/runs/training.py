@@ -12,6 +12,7 @@ from typing import Any
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
 from bespoke.data.splits import Train
+from bespoke.errors import RemoteLost
 from bespoke.experiment.experiment import (
     Cohorts,
     Experiment,
@@ -25,7 +26,6 @@ from bespoke.experiment.experiment import (
 from bespoke.federation.cohorts import Draw
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.federation.engine import Engine, RoundResult, broadcast_bytes
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.traffic import Ledger
 from bespoke.messages.transform import State
 from bespoke.method import Method

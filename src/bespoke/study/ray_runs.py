@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import SharedCopy
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.checks import checked
 from bespoke.experiment.config import EngineConfig
 from bespoke.federation.engine import Choice as EngineChoice
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.ray_cluster import Cluster, Node, check_installed, set_up, setup, what_happened
 from bespoke.runs.events import Silent
 from bespoke.study.run_process import RunProcess, serve_runs

@@ -11,7 +11,7 @@ from pathlib import Path
 from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import SharedCopy
-from bespoke.federation.processes import RemoteLost
+from bespoke.errors import RemoteLost
 from bespoke.runs.events import Silent
 from bespoke.study.run_process import RunProcess
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bespoke.callbacks.callback import Callback, CheckpointEvent, EndEvent, EvaluationEvent, Event, RoundEvent
-from bespoke.errors import UserError
-from bespoke.federation.processes import CONTEXT, Child, WorkerFailed, obey_parent
+from bespoke.errors import UserError, WorkerFailed
+from bespoke.federation.processes import CONTEXT, Child, obey_parent
 
 if TYPE_CHECKING:
     from bespoke.federation.engine import Choice as EngineChoice

@@ -23,12 +23,11 @@ from bespoke.callbacks.callback import Callback
 from bespoke.data.population import Population
 from bespoke.devices import chosen, elsewhere
 from bespoke.digests import read_json, sealed
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import Bench, resolved
 from bespoke.experiment.config import EngineConfig
 from bespoke.experiment.experiment import engine_choice
 from bespoke.federation.engine import Choice as EngineChoice
-from bespoke.federation.processes import RemoteLost
 from bespoke.imported import bound_to_this_process, only_here
 from bespoke.records import RunRecord
 from bespoke.runs.events import Interrupted, Progress, Pruned, Silent

@@ -18,10 +18,9 @@ from typing import Any
 from bespoke.deploy.federated.agreement import Agreement, hub_config
 from bespoke.deploy.federated.engine import SiteEngine
 from bespoke.deploy.federated.scoring import SiteResults, SiteScoring
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import to_toml
 from bespoke.experiment.config import ExperimentConfig
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.remote import Remote
 from bespoke.federation.sites import Transport, Wired
 from bespoke.federation.wire import LIMIT

@@ -25,7 +25,7 @@ from bespoke.deploy.federated.kept import Points, keep_models
 from bespoke.deploy.federated.rules import Budget, Rules, plain_config
 from bespoke.deploy.federated.statistics import Tables
 from bespoke.digests import digest, read_json, sealed
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.choosing import QueryScores, SupportScores, ValidationScores
 from bespoke.experiment.experiment import Experiment, engine_choice
@@ -35,7 +35,6 @@ from bespoke.federation.execution import Choice
 from bespoke.federation.host import Host
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
-from bespoke.federation.processes import RemoteLost
 from bespoke.federation.wire import VERSION
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.messages.transform import State

@@ -28,8 +28,7 @@ from bespoke.deploy.flare.executor import MESSAGE, TASK, kit_of
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.deploy.flare.job import AGAIN, EXPERIMENT, NOTES, OUTCOME, RUN
 from bespoke.deploy.flare.project import is_name
-from bespoke.errors import UserError
-from bespoke.federation.processes import RemoteLost, WorkerFailed
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.runs.events import Interrupted
 from bespoke.storage import write_text
 

@@ -23,7 +23,7 @@ from bespoke.deploy.federated.place import SiteHost
 from bespoke.deploy.federated.rules import Rules
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.deploy.flare.rows import load_rows
-from bespoke.federation.processes import RemoteLost
+from bespoke.errors import RemoteLost
 from bespoke.federation.wire import encode_answer
 
 TASK = "bespoke"  # the only task there is

@@ -21,10 +21,9 @@ from bespoke.deploy.flare.check_period import TASK_REQUEST_INTERVAL
 from bespoke.deploy.flare.hardened import BY_BESPOKE, CONTROLLER, EXECUTOR
 from bespoke.deploy.flare.project import is_name
 from bespoke.deploy.flare.running import session, sites_of
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import resolved
 from bespoke.experiment.config import ExperimentConfig
-from bespoke.federation.processes import RemoteLost
 from bespoke.records import RunRecord
 from bespoke.runs.events import Interrupted, Progress, Silent
 from bespoke.runs.folder import RunFolder
