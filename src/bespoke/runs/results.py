@@ -60,16 +60,10 @@ class Results:
         return None if known or groups is None else groups.numpy()
 
     def _clients(self, served: Ints | None) -> None:
-        split, population = self.experiment.split, self.experiment.population
         query, own, picked = self.final.query, self.final.own, self.final.picked
         clients, names = query.clients, self._names
         table: dict[str, Any] = {
-            "client": [population.ids[c] for c in clients],
-            "group": [population.group_of(c) for c in clients],
-            "train_examples": split.train.sizes(clients) if split.kind == "cross-silo" else np.zeros_like(clients),
-            "support_examples": split.test.support.sizes(clients),
-            "validation_examples": split.test.validation.sizes(clients),
-            "query_examples": split.test.query.sizes(clients),
+            **described(self.experiment, clients),
             "candidate": [names[k] for k in picked.of(clients)],
             **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
             **self._counted(),
@@ -193,6 +187,19 @@ def read_selection(path: Path) -> NDArray[np.float64]:
 
     values: NDArray[np.float64] = pyarrow.parquet.read_table(path / "selection.parquet")["value"].to_numpy()
     return values
+
+
+def described(experiment: Experiment, clients: Ints) -> dict[str, Any]:
+    """Columns of clients.parquet that say who the clients are, and how many rows each has in the parts of the split."""
+    split, population = experiment.split, experiment.population
+    return {
+        "client": [population.ids[c] for c in clients],
+        "group": [population.group_of(c) for c in clients],
+        "train_examples": split.train.sizes(clients) if split.kind == "cross-silo" else np.zeros_like(clients),
+        "support_examples": split.test.support.sizes(clients),
+        "validation_examples": split.test.validation.sizes(clients),
+        "query_examples": split.test.query.sizes(clients),
+    }
 
 
 def found_group(row: int) -> str:

@@ -22,6 +22,7 @@ from bespoke.records import PrivacyRecord, RunRecord
 from bespoke.runs.evaluation import Point, json_number
 from bespoke.runs.events import Progress
 from bespoke.runs.folder import RunFolder
+from bespoke.runs.results import described
 from bespoke.storage import write_text
 from bespoke.tensors import Params, Tree, count
 
@@ -269,15 +270,9 @@ class SiteResults:
         return record
 
     def _clients(self, table: dict[str, list[Any]], names: tuple[str, ...]) -> None:
-        split, population = self.experiment.split, self.experiment.population
         clients = np.array(table["clients"], np.int64)
         found: dict[str, Any] = {
-            "client": [population.ids[c] for c in clients],
-            "group": [population.group_of(c) for c in clients],
-            "train_examples": split.train.sizes(clients) if split.kind == "cross-silo" else np.zeros_like(clients),
-            "support_examples": split.test.support.sizes(clients),
-            "validation_examples": split.test.validation.sizes(clients),
-            "query_examples": split.test.query.sizes(clients),
+            **described(self.experiment, clients),
             "candidate": [names[k] for k in table["candidate"]],
         }
         for metric in self.experiment.task.metrics:
