@@ -16,12 +16,13 @@ from bespoke.federation import places as places_module
 from bespoke.federation.engine import Choice
 from bespoke.federation.workers import Worker
 from bespoke.messages.compress import Compress
-from bespoke.methods import FedEmbed, FedPC
+from bespoke.methods import FedEmbed, FedPC, FedPCSplit
 from bespoke.methods.parts.assignment import SelfOrganizingMap
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
 from bespoke.storage import open_arrays
+from small_language import prefix_world
 from small_methods import LeakyDitto, SecretDitto
 from small_worlds import World, world
 
@@ -76,9 +77,15 @@ def found_in(haystack: bytes, needles: set[bytes]) -> set[bytes]:
 
 
 def run(
-    kind: type[SecretDitto], folder: Path, workers: int, monkeypatch: pytest.MonkeyPatch, **more: Any
+    kind: type[SecretDitto],
+    folder: Path,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+    place: World | None = None,
+    **more: Any,
 ) -> tuple[list[Wire], World]:
     """A whole run with its wires tapped; private rows are kept from every checkpoint, one a round."""
+    place = place or world("linear")
     wires: list[Wire] = []
 
     class Tapped(Worker):
@@ -89,10 +96,10 @@ def run(
 
     monkeypatch.setattr(places_module, "Worker", Tapped)
     monkeypatch.setattr(RunFolder, "prune", lambda *_: None)  # segments that later ones took over stay to be looked for
-    place = world("linear")
     method = kind(place.task, lr=0.1, batch_size=4)
+    metric = "perplexity" if place.name == "prefix" else "mse"
     experiment = Experiment(
-        "secret", place.population, place.split, place.task, (Stage(method, ROUNDS),), "mse", cohort=5, **more
+        "secret", place.population, place.split, method.task, (Stage(method, ROUNDS),), metric, cohort=5, **more
     )  # fmt: skip
     how = Choice(False, 1, workers, 1, "autograd", "")
     Run(experiment, RunFolder.create(folder, ""), how=how, checkpoint_seconds=0.0).run()
@@ -115,10 +122,14 @@ def tapped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Wire]]:
     return folder, wires
 
 
-def secrets(folder: Path) -> set[bytes]:
+def secrets(folder: Path, most: int = 1000) -> set[bytes]:
+    """What is searched for: the stretches of every private row, of long rows `most` from all over them."""
     rows = set(private_rows(folder))
     assert len(rows) == 5 * ROUNDS  # everyone of every cohort
-    needles = set().union(*(windows(row) for row in rows))
+    needles: set[bytes] = set()
+    for row in rows:
+        found = sorted(windows(row))
+        needles.update(found[:: -(-len(found) // most)])
     assert len(needles) > 100
     return needles
 
@@ -215,9 +226,16 @@ def test_a_users_embedding_does_not_leave(tmp_path: Path, monkeypatch: pytest.Mo
     _stays(partial(FedPC, steps=4), tmp_path, monkeypatch)
 
 
-def _stays(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wires, _ = run(made, tmp_path / "run", 2, monkeypatch)
-    needles = secrets(tmp_path / "run")
+def test_a_users_head_does_not_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split-Learning: a user's last layer, 64 words by 16, is in no message and in no file of others."""
+    _stays(partial(FedPCSplit, steps=4), tmp_path, monkeypatch, prefix_world())
+    kept = open_arrays(next((tmp_path / "run" / "private").glob("*.safetensors")))[0]["rows"]
+    assert kept.shape[1] == 4 * 64 * 16
+
+
+def _stays(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: World | None = None) -> None:
+    wires, _ = run(made, tmp_path / "run", 2, monkeypatch, place)
+    needles = secrets(tmp_path / "run", most=40)
     messages = [payload for wire in wires for payload in (*wire.received, *wire.sent)]
     assert found_in(b"\0".join(messages), needles) == set()
     for path in (tmp_path / "run").rglob("*"):

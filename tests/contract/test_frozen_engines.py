@@ -52,8 +52,9 @@ def test_clients_batched_together_are_as_alone(method: str) -> None:
             assert_same(play(engine, place, made(method), CLIP if clipped else ()), alone(method, clipped), atol=1e-5)
 
 
-def test_workers_load_the_model_by_themselves(workers: Engine) -> None:
-    assert_same(play(workers, prefix_world(), made("fedpc")), alone("fedpc"), atol=1e-5)
+@pytest.mark.parametrize("method", ["fedpc", "fedpc-split"])
+def test_workers_load_the_model_by_themselves(workers: Engine, method: str) -> None:
+    assert_same(play(workers, prefix_world(), made(method)), alone(method), atol=1e-5)
 
 
 def test_a_new_user_begins_with_the_noisy_average() -> None:
