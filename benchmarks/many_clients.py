@@ -1,11 +1,12 @@
-"""Does a whole comparison, its report included, take time in proportion to its clients, and how much memory?
+"""Is the time of a whole comparison, its report included, proportional to its clients? How much memory does it need?
 
     python benchmarks/many_clients.py                     # 10,000, 100,000 and 1,000,000 clients, ten rows each
-    python benchmarks/many_clients.py --clients 10000     # this size anew; without any, the page from what is kept
+    python benchmarks/many_clients.py --clients 10000     # measures this size again
+    python benchmarks/many_clients.py --clients           # measures nothing, writes the page from stored measurements
 
-A table is written, and `bespoke compare` runs three methods on it with one seed, every client tested. It counts CPU
-seconds, which a busy machine changes little, and the peak of memory, in a process of its own for every size. What was
-measured is kept in runs/many-clients, and all sizes that are there make the section of docs/speed.md.
+The program writes a table, and `bespoke compare` runs three methods on it with one seed; every client is tested. It
+measures CPU seconds, which a busy machine changes little, and peak memory, in a separate process for each size.
+Measurements are stored in runs/many-clients. All stored sizes appear in the section of docs/speed.md.
 """
 
 import argparse
@@ -34,7 +35,7 @@ METHODS = ("fedavg", "local", "finetune")
 
 
 def write_table(path: Path, clients: int) -> None:
-    """Clients with a slope of their own: linear regression, where a model of one's own pays."""
+    """Linear regression in which every client has its own slope, so that personal models are better."""
     rng = np.random.default_rng(1)
     writer = None
     for begin in range(0, clients, 100_000):
@@ -52,7 +53,7 @@ def write_table(path: Path, clients: int) -> None:
 
 
 def child(clients: int, folder: Path) -> None:
-    """One comparison; prints what it took, of it the reading, and how the runs and the report share it."""
+    """Runs one comparison and prints its time, memory and disk space."""
     table = folder / "table.parquet"
     write_table(table, clients)
     command = [
@@ -77,7 +78,7 @@ def child(clients: int, folder: Path) -> None:
 
 
 def section(measured: list[dict[str, float]]) -> str:
-    """The section of the page: a row for each size, and what another client costs between the two largest."""
+    """The section of the page: a row for each size, and the cost of an additional client between the two largest."""
     rows = [
         f"| {one['clients']:,} | {one['cpu']:.1f} | {1e6 * one['cpu'] / one['clients']:.0f} | {one['gigabytes']:.2f} "
         f"| {one['disk']:.2f} |"
@@ -88,26 +89,26 @@ def section(measured: list[dict[str, float]]) -> str:
         fewer, most = measured[-2:]
         clients = most["clients"] - fewer["clients"]
         time, memory = (most[what] - fewer[what] for what in ("cpu", "gigabytes"))
-        more = f"From {fewer['clients']:,} to {most['clients']:,} clients, each costs another "
+        more = f"From {fewer['clients']:,} to {most['clients']:,} clients, each additional client costs "
         more += f"{1e6 * time / clients:.0f} us of CPU and {2**20 * memory / clients:.1f} kB of memory."
         if (missing := TARGET - most["clients"]) > 0:
             needed = most["gigabytes"] + missing * memory / clients
-            more += f"\nBy this {TARGET:,} clients, which were not measured, would need {needed:.1f} GB."
+            more += f"\nAt this rate {TARGET:,} clients would need {needed:.1f} GB. This was not measured."
     table = "\n".join(rows)
     return f"""## A whole comparison of many clients
 
-A table with ten rows of five features a client, three methods, {ROUNDS} rounds of 100 clients, every client tested,
-the report included; one process, one run of each size (seconds of CPU, which a busy machine changes little). Target:
-{TARGET:,} clients in linear time, with less than 8 GB. Command: `python benchmarks/many_clients.py`
+A table with ten rows of five features per client, three methods, {ROUNDS} rounds of 100 clients. Every client is
+tested, and the report is included. One process, one run of each size, in CPU seconds, which a busy machine changes
+little. Target: {TARGET:,} clients in linear time, with less than 8 GB. Command: `python benchmarks/many_clients.py`
 
-| clients | CPU s | CPU us a client | peak GB | folder GB |
+| clients | CPU s | CPU us per client | peak GB | folder GB |
 | ---: | ---: | ---: | ---: | ---: |
 {table}
 
 {more}
-The largest part are the scores of all 46 candidates of fine-tuning on all clients' rows. They are in single precision,
-have one column for what all candidates share, and are put in their tables while personal models are made. Choices are
-made one candidate after the other."""
+The largest part of the memory is the scores of all 46 candidates of fine-tuning on all clients' rows. They are stored
+in single precision, with one column for what all candidates share, and are put into their tables while personal
+models are made. Choices are made one candidate after the other."""
 
 
 def main() -> None:
@@ -120,7 +121,7 @@ def main() -> None:
             child(arguments.clients[0], Path(folder))
         return
     KEPT.mkdir(parents=True, exist_ok=True)
-    print(f"{'clients':>10} {'CPU s':>8} {'CPU us a client':>16} {'peak GB':>8} {'folder GB':>10}")
+    print(f"{'clients':>10} {'CPU s':>8} {'CPU us per client':>17} {'peak GB':>8} {'folder GB':>10}")
     for clients in arguments.clients:
         command = [sys.executable, __file__, "--child", "--clients", str(clients)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -129,7 +130,7 @@ def main() -> None:
         (KEPT / f"{clients}.json").write_text(done.stdout, encoding="utf-8")
         found = json.loads(done.stdout)
         each = 1e6 * found["cpu"] / clients
-        print(f"{clients:>10,} {found['cpu']:>8.1f} {each:>16.0f} {found['gigabytes']:>8.2f} {found['disk']:>10.2f}")
+        print(f"{clients:>10,} {found['cpu']:>8.1f} {each:>17.0f} {found['gigabytes']:>8.2f} {found['disk']:>10.2f}")
     measured = sorted((json.loads(path.read_text()) for path in KEPT.glob("*.json")), key=lambda one: one["clients"])
     sections.put(PAGE, sections.parts(PAGE.read_text(encoding="utf-8"))[0], [section(measured)])
 

@@ -1,13 +1,13 @@
 """Small faults put into the code on purpose: which of them do the tests catch?
 
     python benchmarks/mutants.py                            # a sample of 100 over the files below, about 15 minutes
-    python benchmarks/mutants.py --count 0 sampling.py      # every fault in one file
+    python benchmarks/mutants.py --count 0 cohorts.py       # every fault in one file
 
-A fault (mutant) is one change of the syntax tree: a comparison moved or turned, + for -, a constant changed, `not` or a
-keyword argument dropped, min for max, a condition negated, two arguments exchanged. It is put into a copy of src and
-tests in a temporary folder, never into the working tree, and the tests that belong to the file are run on it. The
-sample is a function of the seed and the code. Faults that change nothing that can be observed are listed in EQUIVALENT,
-each with its reason, and do not count.
+A fault (mutant) is one change of the syntax tree: a comparison shifted or reversed, + for -, a constant changed, `not`
+or a keyword argument dropped, min for max, a condition negated, two arguments exchanged. The program puts it into a
+copy of src and tests in a temporary folder, never into the working tree, and runs the tests that belong to the file.
+The sample is a function of the seed and the code. Faults that have no visible effect are listed in EQUIVALENT, each
+with its reason, and do not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path("src/bespoke")
-SUITES = {  # the tests that are to catch faults in a file
+SUITES = {  # the tests that should catch faults in a file
     "methods/parts/descend.py": ["test_descend.py"],
     "methods/fedrep.py": ["test_fedrep.py"],
     "methods/ensemble.py": ["test_hypcluster.py"],
@@ -51,7 +51,7 @@ SUITES = {  # the tests that are to catch faults in a file
     "data/partition.py": ["data/test_partition.py"],
     "data/splits.py": ["test_splits.py"],
 }
-EQUIVALENT: dict[tuple[str, str], str] = {  # (file, the changed line) -> why nobody can see it
+EQUIVALENT: dict[tuple[str, str], str] = {  # (file, the changed line) -> why it has no visible effect
     ("methods/ensemble.py", "return [self.task.fresh((seed - place)) for place in range(self.k)]"):
         "any k different seeds will do",
     ("methods/ensemble.py", "if all(params[name].shape == (self.k, *leaf.shape) for name, leaf in models[1].items()):"):
@@ -264,7 +264,7 @@ def chosen(files: list[str], count: int, seed: int) -> list[Mutant]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", help="ends of file names, as in sampling.py; default: all of SUITES")
+    parser.add_argument("files", nargs="*", help="ends of file names, such as cohorts.py; default: all of SUITES")
     parser.add_argument("--count", type=int, default=100, help="how many faults; 0: all (default: 100)")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

@@ -1,11 +1,12 @@
-"""How much of a comparison's time goes by without training and scoring?
+"""In how much of a comparison's time is nothing trained or scored?
 
-    python benchmarks/outside_training.py                 # the default comparison; its section of docs/speed.md
-    python benchmarks/outside_training.py hsb82 --seeds 1 # any other, printed alone: arguments of `bespoke compare`
+    python benchmarks/outside_training.py                 # the default comparison; writes its section of docs/speed.md
+    python benchmarks/outside_training.py hsb82 --seeds 1 # another comparison (arguments of `bespoke compare`); prints
 
-Training: the rounds of a stage, with the points of its learning curve, and the pooled fit beside the methods. Scoring:
-personal models made, chosen among and scored. A sampling profiler in each process (benchmarks/stopwatch) notes which of
-them it is in. A second counts as outside if no process trains or scores in it, from before Python starts until it ends.
+Training means the rounds of a stage with the points of its learning curve, and the pooled fit beside the methods.
+Scoring means that personal models are made, chosen and scored. A sampling profiler in each process
+(benchmarks/stopwatch) records what the process does. A second counts as outside if no process trains or scores in it.
+The time runs from before Python starts until it has ended.
 """
 
 import argparse
@@ -36,7 +37,7 @@ Stretch = tuple[float, float, str]  # from, until, what
 
 
 def stretches(notes: list[tuple[float, str]], end: float) -> list[Stretch]:
-    """What one process did when, from its notes; the last one holds until `end`, or until nothing more was heard."""
+    """What one process did and when, from its notes. The last note holds until `end`, or until the notes stop."""
     heard = [at for at, _ in notes[1:]] + [min(end, notes[-1][0] + LONGEST)]
     return [(at, until, what) for (at, what), until in zip(notes, heard)]
 
@@ -52,7 +53,7 @@ def without(busy: Iterable[tuple[float, float]], begin: float, end: float) -> li
 
 
 def shares(processes: list[list[Stretch]], begin: float, end: float) -> dict[str, float]:
-    """Seconds by what was done. In those outside it is what the first process did, or what others did while it waits.
+    """Seconds by activity. Outside: the activity of the first process, or of the others while it waits.
 
     The values sum to end - begin.
     """
@@ -81,7 +82,7 @@ def shares(processes: list[list[Stretch]], begin: float, end: float) -> dict[str
 
 
 def measured(arguments: list[str]) -> tuple[dict[str, float], int]:
-    """Seconds by what was done, and how many processes there were."""
+    """Seconds by activity, and the number of processes."""
     compileall.compile_dir(str(Path(bespoke.__file__).parent), quiet=2)  # as an installation does
     with tempfile.TemporaryDirectory() as temporary:
         notes = Path(temporary) / "notes"
@@ -119,17 +120,17 @@ def main() -> None:
     load = os.getloadavg()[0]
     text = f"""## Time outside of training and scoring
 
-The default comparison, `bespoke compare` on Chem97 with its report: of {sum(found.values()):.0f} seconds
-**{100 * outside:.0f} %** go by without training and scoring. Target: less than a fifth. {processes} processes on
-{os.cpu_count()} cores, on which {load:.0f} processes wanted to run in the end (load average). Python
+The default comparison, `bespoke compare` on Chem97 with its report, takes {sum(found.values()):.0f} seconds. In
+**{100 * outside:.0f} %** of them nothing is trained or scored. Target: less than a fifth. {processes} processes on
+{os.cpu_count()} cores; the load average at the end was {load:.0f}. Python
 {platform.python_version()}. Command: `python benchmarks/outside_training.py`
 
 {table(found)}
 
-Training is the rounds of a stage with the points of its learning curve, and the pooled fit beside the methods. Scoring
-is personal models made, chosen among and scored. A sampling profiler in each process notes what it does. A second
-counts as training and scoring if any process does one of them. The other seconds go by what the first process does, or
-what the others do while it waits."""
+Training means the rounds of a stage with the points of its learning curve, and the pooled fit beside the methods.
+Scoring means that personal models are made, chosen and scored. A sampling profiler in each process records what the
+process does. A second counts as training and scoring if any process does one of them. Other seconds are assigned by
+what the first process does, or, while it waits, by what the other processes do."""
     sections.put(PAGE, sections.parts(PAGE.read_text(encoding="utf-8"))[0], [text])
 
 

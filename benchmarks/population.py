@@ -1,7 +1,7 @@
-"""Does a round cost more when the population is larger? 1,000 against 1,000,000 clients on disk, the same cohort.
+"""Does a round cost more when the population is larger? Compares 1,000 with 1,000,000 clients on disk, same cohort.
 
-Each size runs in processes of its own, in turns, so that peak memory is that of one size alone and noise hits both.
-`speed.py` puts the result into docs/speed.md; alone: python benchmarks/population.py
+Each size runs in separate processes, in turns. Peak memory is therefore that of one size, and noise affects both alike.
+`speed.py --population` puts the result into docs/speed.md; `python benchmarks/population.py` only prints it.
 """
 
 import json
@@ -33,7 +33,7 @@ def child(path: Path) -> dict[str, float]:
     from bespoke.methods import FedAvg
     from bespoke.models import build_task
 
-    for file in path.iterdir():  # neither size waits for the disk: what is compared is bespoke, not the machine's cache
+    for file in path.iterdir():  # no size waits for the disk: this compares bespoke, not the disk
         with file.open("rb") as stream:
             while stream.read(2**24):
                 pass
@@ -85,8 +85,9 @@ def table(found: dict[int, dict[str, float]]) -> str:
     lines = [
         "## Size of the population",
         "",
-        f"{COHORT} clients a round, {ROWS} rows of {FEATURES} features each, linear regression, population on disk; "
-        f"its files in the system's cache; medians of {TURNS} processes of {ROUNDS} rounds. Target: within 10 %.",
+        f"{COHORT} clients per round with {ROWS} rows of {FEATURES} features each; linear regression. The population "
+        f"is on disk, its files in the system's cache. Medians of {TURNS} processes of {ROUNDS} rounds. "
+        "Target: within 10 %.",
         "Command: `python benchmarks/population.py`",
         "",
         "| clients | opening ms | round ms | peak MB |",

@@ -1,14 +1,14 @@
-"""How far does it go? Nodes of a Ray cluster, and rounds of 10,000, 100,000 and 1,000,000 clients.
+"""Measures nodes of a Ray cluster, and rounds of 10,000, 100,000 and 1,000,000 clients.
 
     python benchmarks/scale.py                        # both; needs bespoke-fl[ray]
-    python benchmarks/scale.py --sizes 10000          # these rounds anew
+    python benchmarks/scale.py --sizes 10000          # measures these rounds again
     python benchmarks/scale.py --nodes 1 2 4          # on a machine with four cores or more
-    python benchmarks/scale.py --sizes --nodes        # the page alone, from what is kept
+    python benchmarks/scale.py --sizes --nodes        # only writes the page, from stored measurements
 
-Nodes are Ray nodes on this machine, a core each: engines of 1, 2, ... actors take turns in one run, round by round, and
-so do worker processes, so that other work on the machine hits all of them. Rounds of many clients are made by one core
-in a process of its own for every size and method. What was measured lies in runs/scale; all that is there makes
-docs/scale.md, with what a million active clients a day would need by it.
+Nodes are Ray nodes on this machine with one core each. Engines of 1, 2, ... actors take turns in one run, round by
+round, and so do worker processes, so that other work on the machine affects all of them alike. Rounds of many clients
+run on one core, in a separate process for each size and method. Measurements are stored in runs/scale. All stored
+measurements go into docs/scale.md, with a calculation for a million active clients per day.
 """
 
 import argparse
@@ -42,7 +42,7 @@ Found = dict[str, Any]
 
 # -- a round of many clients -------------------------------------------------------------------------------------------
 def round_of(clients: int, name: str, folder: Path) -> Found:
-    """One core makes a round of all clients; then what it made of private state is written as a checkpoint would."""
+    """One core runs a round of all clients; then it writes the private state as a checkpoint does."""
     from dataclasses import replace
 
     from bespoke.data.population import Population
@@ -89,7 +89,7 @@ def round_of(clients: int, name: str, folder: Path) -> Found:
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
 def nodes_of(counts: list[int], folder: Path) -> Found:
-    """Clients a second by so many actors, each on a node of its own, and by worker processes; in turns."""
+    """Clients per second of so many actors, each on its own node, and of worker processes; in turns."""
     from dataclasses import replace
 
     from bespoke.data.population import Population
@@ -167,7 +167,7 @@ def nodes_of(counts: list[int], folder: Path) -> Found:
 
 
 def _cpu() -> dict[int, float]:
-    """The CPU seconds so far of every process that holds clients: actors and workers."""
+    """CPU seconds so far of each process that holds clients: actors and workers."""
     import psutil
 
     found = {}
@@ -194,12 +194,12 @@ def page(rounds: list[Found], nodes: Found | None) -> str:
 
 INTRODUCTION = """# Scale
 
-How throughput grows with nodes of a [Ray cluster](ray.md), what a round of very many clients needs, and what a million
-active clients a day would need by these figures. Command: `python benchmarks/scale.py`, which writes this page from
-what it has measured.
+This page shows how throughput grows with the nodes of a [Ray cluster](ray.md) and what a round of very many clients
+needs. From these figures it calculates what a million active clients per day would need. Command: `python
+benchmarks/scale.py`, which writes this page from its measurements.
 
-Read ratios, not rates: the machine had other work to do while this was measured. What is compared took turns in
-one run; times of rounds are CPU seconds, which a busy machine changes little."""
+Compare ratios, not rates, because the machine did other work during the measurement. The compared variants took turns
+in one run. Times of rounds are CPU seconds, which a busy machine changes little."""
 
 
 def _nodes(found: Found) -> str:
@@ -220,23 +220,23 @@ def _nodes(found: Found) -> str:
     last = f"actors {counts[-1]}"
     return f"""## Nodes
 
-{HEAVY["cohort"]} clients a round with {HEAVY["rows"]} rows of {HEAVY["features"]} features each, a network of
+{HEAVY["cohort"]} clients per round with {HEAVY["rows"]} rows of {HEAVY["features"]} features each, a network of
 {found["parameters"]:,} parameters, one epoch in batches of 10, one client at a time. A node is a Ray node on this
-machine with {found["cores"]} cores; worker processes stand beside.
+machine with {found["cores"]} cores. Worker processes are shown for comparison.
 
-The first rate is by CPU: a round takes what the server's process used and what the busiest place used, as if each had a
-core to itself. Efficiency is that rate over that of one place times their number. The second rate is by the clock,
-with a load of {found["load"]:.0f} on the machine. Medians of {TURNS} rounds, with the range. An empty call goes to all
-places and back.
+The first rate is by CPU time: the time of a round is the CPU time of the server's process plus that of the busiest
+place, as if each had its own core. Efficiency is this rate divided by the rate of one place and by the number of
+places. The second rate is by wall-clock time, with a load of {found["load"]:.0f} on the machine. Medians of {TURNS}
+rounds, with the range. An empty call goes to all places and back.
 
-| places | clients/s by CPU | efficiency | clients/s by the clock (range) | empty call ms |
+| places | clients/s by CPU | efficiency | clients/s by wall clock (range) | empty call ms |
 | --- | ---: | ---: | ---: | ---: |
 {table}
 
-The cluster was up after {found["start"]:.0f} s, the actors of an engine after {found[f"start {last}"]:.0f} s more.
-All processes of this benchmark, Ray's among them, had {found["memory"] / 1024:.1f} GB at most. Nodes of one machine
-share its memory and have no network between them. On a cluster of machines what each is sent comes on top:
-{_megabytes(found)} of parameters to each node and back in a round."""
+The cluster was ready after {found["start"]:.0f} s, the actors of an engine after {found[f"start {last}"]:.0f} s more.
+All processes of this benchmark, including Ray's, used at most {found["memory"] / 1024:.1f} GB. Nodes of one machine
+share its memory and have no network between them. On a cluster of machines the traffic is added: {_megabytes(found)}
+of parameters to each node and back in a round."""
 
 
 def _megabytes(found: Found) -> str:
@@ -253,13 +253,15 @@ def _rounds(rounds: list[Found]) -> str:
     table = "\n".join(rows)
     return f"""## Rounds of many clients
 
-Every client of the population takes part in the round: {ROWS} rows of {FEATURES} features, linear regression, one epoch
-in batches of 5. `fedavg` keeps nothing on a client, `ditto` a model of its own. One core, {_how(rounds[0])}.
+Every client of the population takes part in the round: {ROWS} rows of {FEATURES} features, linear regression, one
+epoch in batches of 5. `fedavg` keeps nothing on a client; `ditto` keeps a model per client. One core,
+{_how(rounds[0])}.
 
-Rows and private state are mapped from disk. The peak is that of the whole process; before the round it had the next
-column's. A checkpoint holds the private state of all clients in a file; writing it takes the CPU seconds beside it.
+Rows and private state are mapped from disk. "Peak" is the peak memory of the whole process, and "before" is its peak
+before the round. A checkpoint holds the private state of all clients in a file; "written in" is the CPU time for
+writing it.
 
-| method | clients | CPU s | CPU us a client | peak MB | before MB | checkpoint MB | written in s | population MB |
+| method | clients | CPU s | CPU us per client | peak MB | before MB | checkpoint MB | written in s | population MB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
 {table}"""
 
@@ -282,16 +284,17 @@ def _million(rounds: list[Found], nodes: Found) -> str:
     table = "\n".join(rows)
     return f"""## A million active clients a day
 
-A client is active when it takes part in one round a day: {MILLION / DAY:.1f} clients a second. Cores are those that
-would be busy all day in a simulation at the costs above. Traffic is that of the server of a real federation, up and
-down together, on average; a day has peaks. Private state is what a million clients hold.
+An active client takes part in one round per day. This makes {MILLION / DAY:.1f} clients per second. "Cores" is the
+number of cores that a simulation would keep busy all day at the costs above. Traffic is the average traffic of the
+server of a real federation, up and down together; real traffic has peaks. Private state is that of all million
+clients.
 
-| work | CPU ms a client | cores | one round of all on 64 cores | traffic, Mbit/s | kB a client | private state GB |
+| work | CPU ms per client | cores | one round of all on 64 cores | traffic, Mbit/s | kB per client | private state GB |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 {table}
 
-These are calculations, not measurements: they take the cost of a client as constant beyond what was measured, and all
-cores as those of this machine."""
+These are calculations, not measurements. They assume that the cost of a client stays constant beyond the measured
+sizes, and that all cores are like those of this machine."""
 
 
 def _needs(what: str, seconds: float, up: float, down: float, private: float) -> str:
@@ -307,7 +310,7 @@ def _needs(what: str, seconds: float, up: float, down: float, private: float) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="clients of a round")
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="numbers of clients in a round")
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 2], help="how many nodes, the smallest first")
     parser.add_argument("--child", nargs=3, metavar=("CLIENTS", "METHOD", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args()

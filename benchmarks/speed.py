@@ -1,10 +1,10 @@
 """Measures one federated round, in clients per second, with bespoke and with other frameworks.
 
-All peers train on the same tensors from the same parameters in the same order of minibatches, take turns in one run,
-and sleep (are stopped by a signal) while it is another's turn. First their updates are compared: a peer that computes
-something else than the plain PyTorch loop is reported as failed, and not timed.
+All peers train on the same tensors from the same parameters in the same order of minibatches. They take turns in one
+run; a signal stops a peer while it is another peer's turn. First their updates are compared. A peer whose update
+differs from that of the plain PyTorch loop is reported as failed and is not timed.
 
-Each framework lives in a virtual environment of its own, made on demand. The peers `loop`, `centralised` and `bespoke`
+Each framework has its own virtual environment, which is made on demand. The peers `loop`, `centralised` and `bespoke`
 run with the interpreter that runs this file.
 """
 
@@ -323,17 +323,18 @@ def machine() -> str:
 
 INTRODUCTION = f"""# Speed
 
-One federated round, which is a local epoch on every client of the cohort and FedAvg weighted by examples, in clients
-per second. All peers compute the same update from the same tensors, which is checked first (relative error below
-{TOLERANCE:g} against the plain loop), and take turns in one run. `loop` is a plain PyTorch loop over clients with one
-thread; `centralised` is SGD over the same minibatches on one model with two threads, without any federation.
-`bespoke-bf16` is bespoke with `[engine] precision = "bf16"`: its update has to be within the spread of seeds, less than
-half as far from the loop's as the loop's own with each client's rows in another order.
+The tables measure one federated round in clients per second: one local epoch on every client of the cohort, then
+FedAvg weighted by examples. All peers compute the same update from the same tensors. This is checked first (relative
+error below {TOLERANCE:g} against the plain loop). The peers take turns in one run. `loop` is a plain PyTorch loop
+over clients with one thread. `centralised` is SGD over the same minibatches on one model with two threads, without
+any federation. `bespoke-bf16` is bespoke with `[engine] precision = "bf16"`. Its update must be within the spread of
+seeds: its distance from the loop's update must be less than half of the change that another order of each client's
+rows makes to the loop's update.
 
-A peer's turn is one round, or as many as fit in half a second, back to back. Clients/s is the median over turns, with
-the range. The ratio is that of bespoke to the peer, and the target the least that it should be. The first round
-includes compilation where there is any; it is not in the median. Memory is the sum of the peaks of all processes of a
-peer. Sections are measured by themselves, on the machine that they name: ratios can be compared, rates cannot."""
+A peer's turn is one round, or as many consecutive rounds as fit in half a second. Clients/s is the median over turns,
+with the range. The ratio is bespoke's rate divided by the peer's rate; the target is its required minimum. The first
+round includes any compilation and is not part of the median. Memory is the sum of the peaks of all processes of a
+peer. Sections are measured separately, each on the machine that it names. Ratios can be compared, rates cannot."""
 
 
 def speed_tables(report: Report) -> list[str]:
@@ -418,7 +419,9 @@ def parse_arguments() -> argparse.Namespace:
         metavar="DIR",
         help="keeps environments, workloads and the peers' logs (default: .cache/speed in the repository)",
     )
-    parser.add_argument("--population", action="store_true", help="also measure how rounds depend on its size")
+    parser.add_argument(
+        "--population", action="store_true", help="also measure how rounds depend on the size of the population"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="put the tables into this page, not to stdout")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number here")
     return parser.parse_args()

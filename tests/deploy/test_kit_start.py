@@ -69,5 +69,5 @@ def test_hub_and_site_start_and_end(tmp_path: Path) -> None:
         ]
         assert len(started) == 4  # two commands and two processes of FLARE
     assert site.read_text().startswith(f"{rows}: 40 rows of 4 clients\n")
-    assert site.read_text().endswith("the site north is ended.\n")
+    assert site.read_text().endswith("the site north has stopped.\n")
     assert not [pid for pid in started if psutil.pid_exists(pid)]

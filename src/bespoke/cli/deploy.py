@@ -14,7 +14,7 @@ from bespoke.errors import UserError
 
 deploy = typer.Typer(
     name="deploy",
-    help="Run a federation on several machines, with NVIDIA FLARE. Starts with `bespoke deploy init hub.toml`.",
+    help="Run a federation on several machines, with NVIDIA FLARE. Start with `bespoke deploy init hub.toml`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -24,16 +24,18 @@ app.add_typer(deploy)
 UNSAID = 30.0  # seconds after which a hub or a site that is not ready says what it is waiting for
 
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write.")]
-HubFolder = Annotated[Path, typer.Option("--hub", metavar="FOLDER", help="The folder that `init` has made.")]
+HubFolder = Annotated[Path, typer.Option("--hub", metavar="FOLDER", help="The hub's folder, made by `init`.")]
 
 
 @deploy.command()
 def init(
-    settings: Annotated[Path, typer.Argument(metavar="HUB.TOML", help="The project: server name, sites, schema.")],
+    settings: Annotated[
+        Path, typer.Argument(metavar="HUB.TOML", help="The settings of the project: server name, sites, schema.")
+    ],
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """At the hub: make the project's authority, the hub's kit, and the file that sites fill in.
+    """At the hub: create the certificate authority, the hub's kit, and the file that the sites fill in.
 
     `bespoke deploy init hub.toml`
     """
@@ -50,21 +52,23 @@ def init(
     if as_json:
         print_json({"folder": str(folder), "invitation": str(folder / "site.toml"), "fingerprint": fingerprint})
         return
-    print(f"The hub of {hub.name} is in {folder}. Its authority has the fingerprint")
+    print(f"The hub of {hub.name} is in {folder}. The fingerprint of its certificate authority:")
     print(f"  {fingerprint}")
     print(f"Send {folder / 'site.toml'} to the sites ({', '.join(hub.sites)}).")
     print("Tell them the fingerprint by telephone.")
-    print(f"{folder / 'authority'} signs certificates: keep it secret; it may lie on a machine without a network.")
+    print(f"{folder / 'authority'} signs certificates. Keep it secret; a machine without a network will do.")
     print("Start the hub: bespoke deploy hub" + ("" if out is None else f" {folder}"))
 
 
 @deploy.command()
 def join(
-    settings: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The hub's file, with name and org filled in.")],
+    settings: Annotated[
+        Path, typer.Argument(metavar="SITE.TOML", help="The file from the hub, with name and org filled in.")
+    ],
     out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """At a site: make the site's own key, which never leaves it, and a request for the hub.
+    """At a site: create the site's key, which never leaves the site, and a certificate request for the hub.
 
     `bespoke deploy join site.toml`
     """
@@ -81,21 +85,26 @@ def join(
     if as_json:
         print_json({"folder": str(folder), "request": str(path), "key": key})
         return
-    print(f"Send {path} to the hub, and tell it by telephone the fingerprint of your key:")
+    print(f"Send {path} to the hub, and tell the hub the fingerprint of your key by telephone:")
     print(f"  {key}")
-    print(f"Put what comes back ({site.name}.approved.zip) into {folder}. Then:")
+    print(f"The hub sends {site.name}.approved.zip back. Put it into {folder}, then start:")
     print(f"  bespoke deploy site {folder} --data rows.csv")
 
 
 @deploy.command()
 def approve(
-    request: Annotated[Path, typer.Argument(metavar="REQUEST.ZIP", help="What a site has sent.")],
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.ZIP", help="The request that a site has sent.")],
     hub: HubFolder = Path("hub"),
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="What goes back to the site.")] = None,
-    again: Annotated[bool, typer.Option("--again", metavar="", help="The site has made a new key.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the file for the site (default: NAME.approved.zip)."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", metavar="", help="Approve a site again, because it has a new key.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """At the hub: sign a site's certificate. Compare the fingerprint with the one that the site says by telephone.
+    """At the hub: sign a site's certificate. Compare the fingerprint with the one from the site before you send it.
 
     `bespoke deploy approve north.request.zip`
     """
@@ -113,19 +122,21 @@ def approve(
     if as_json:
         print_json({"approved": str(written), "key": key})
         return
-    print(f"Send {written} to the site, if this is the fingerprint that the site has told you by telephone:")
+    print(f"Send {written} to the site only if the site has told you this fingerprint by telephone:")
     print(f"  {key}")
 
 
 @deploy.command()
 def site(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `join` has made.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder, made by `join`.")],
     data: Annotated[
-        Path | None, typer.Option(metavar="ROWS", help="The site's table, or its population folder.")
+        Path | None, typer.Option(metavar="ROWS", help="The site's table, or the folder of its population.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", metavar="", help="Check kit and rows, and do not start.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", metavar="", help="Check the kit and the rows without starting.")
+    ] = False,
 ) -> None:
-    """At a site: check the rows against the agreed schema, start, and stay until Ctrl-C.
+    """At a site: check the rows against the agreed schema, then start and run until Ctrl-C.
 
     `bespoke deploy site north --data rows.csv`
     """
@@ -152,9 +163,9 @@ def site(
 
 @deploy.command()
 def hub(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `init` has made.")] = Path("hub"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The hub's folder, made by `init`.")] = Path("hub"),
 ) -> None:
-    """At the hub: start, and stay until Ctrl-C. Says which sites come, and what needs attention.
+    """At the hub: start and run until Ctrl-C. The command reports which sites connect and what needs attention.
 
     `bespoke deploy hub`
     """
@@ -169,7 +180,7 @@ def hub(
 def harden(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a hub or a site.")],
 ) -> None:
-    """Write the files of a kit that say what may happen on this machine again, after a move or a change.
+    """Write the security settings of a kit again, after its folder was moved or changed.
 
     `bespoke deploy harden north`
     """
@@ -207,10 +218,10 @@ def _stay(kit: Path) -> None:
                 print(f"Attention: the site {line['site']!r} {line['what']}: {line['more']}", flush=True)
             if time.monotonic() > patience:
                 patience = time.monotonic() + UNSAID
-                print(f"Not ready yet. The last that {running.name} has said:\n  {running.last_lines(1)}", flush=True)
+                print(f"Not ready yet. The last line of {running.name}:\n  {running.last_lines(1)}", flush=True)
             time.sleep(0.5)
     except KeyboardInterrupt:
-        print(f"{running.name} is ended.")
+        print(f"{running.name} has stopped.")
         return
     finally:
         running.stop()

@@ -25,20 +25,23 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the file (repeatable)."),
     ] = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="The run's name (default: that of the file).")] = "",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The name of the run (default: the name of the file).")
+    ] = "",
     late: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a site may work on one message.")
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="The longest time that a site may take to answer one message."),
     ] = 3600.0,
     patience: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the hub, or for enough sites.")
+        float, typer.Option(min=1, metavar="SECONDS", help="The longest time to wait for the hub, or for enough sites.")
     ] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """At the hub: run an experiment on the sites that are there. The rows are theirs, whatever [data] names.
+    """At the hub: run an experiment on the connected sites. It uses the sites' rows, whatever [data] names.
 
     `bespoke deploy run exp.toml`
 
-    The same command goes on with a run that was interrupted, here or by a hub or a site that has failed.
+    If the run is interrupted, or the hub or a site fails, the same command continues it.
     """
     from bespoke.experiment.checks import checked
     from bespoke.experiment.reading import read_experiment
@@ -73,13 +76,13 @@ def run(
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The site's folder.")],
     rows: Annotated[
-        Path, typer.Option(metavar="ROWS", help="New rows of the site's clients: a table or a population.")
+        Path, typer.Option(metavar="ROWS", help="A table or a population with new rows of the site's clients.")
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Where to write (default: standard output).")
     ] = None,
 ) -> None:
-    """At a site: predict new rows with its clients' personal models, which never leave the site.
+    """At a site: predict new rows with the personal models of its clients, which never leave the site.
 
     `bespoke deploy predict north --rows new.csv --out predicted.csv`
     """
@@ -106,12 +109,14 @@ def predict(
 @deploy.command()
 def demo(
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where to make hub and sites (default: a new folder).")
+        Path | None, typer.Option(metavar="FOLDER", help="The folder for the hub and the sites (default: a new one).")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds of Ditto, after half as many of FedAvg.")] = 6,
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of rounds of Ditto; half as many of FedAvg come first.")
+    ] = 6,
     as_json: Json = False,
 ) -> None:
-    """On this machine: a hub and three sites on loopback, Ditto on built-in data, and what each site sent.
+    """On this machine: run Ditto on built-in data with a hub and three sites, and show what each site sent.
 
     `bespoke deploy demo`
     """

@@ -70,7 +70,7 @@ def print_methods(found: list[dict[str, Any]]) -> None:
     console = Terminal()
     console.print(table)
     _print_others(found, console)
-    console.print("\n`bespoke methods NAME` shows one in full, with its knobs.", highlight=False)
+    console.print("\n`bespoke methods NAME` describes one method in full, with its settings.", highlight=False)
 
 
 def learned(method: dict[str, Any]) -> str:
@@ -88,9 +88,8 @@ def hidden(method: dict[str, Any]) -> str:
     if not method["reveals"]:
         return f"as {method['after']} before it" if method["after"] else "nothing to hide: epsilon is 0"
     if each:
-        return (
-            f"needs local_noise, for {', '.join(each)} of every client is seen; with noise on sums epsilon is infinite"
-        )
+        fields = ", ".join(each)
+        return f"needs local_noise, because the server sees every client's {fields}; noise on sums: epsilon is infinite"
     where = "each group's sum" if method["by_group"] else "the sum"
     return f"noise on {where}, on the client, or both"
 
@@ -99,15 +98,15 @@ def hardened(method: dict[str, Any]) -> str:
     """How [robust] can protect the method, and what the server must see for it."""
     if not method["changes"]:
         sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
-        return f"refused: it {sends}" if sends else "nothing to do: it sends nothing itself"
+        return f"refused: the method {sends}" if sends else "nothing to do: the method itself sends nothing"
     fields = ", ".join(method["changes"])
     if any(method["reveals"][name] == "EACH" for name in method["changes"]):
-        return f"multi-krum; norm-bound: every client's {fields} is seen anyway"
+        return f"multi-krum; norm-bound: the server sees every client's {fields} anyway"
     others = any(kind != "COUNT" and name not in method["changes"] for name, kind in method["reveals"].items())
-    besides = ", and norms of what is no change; all changes count alike" if others else ""
+    besides = ", and the norms of the other fields; all changes have the same weight" if others else ""
     return (
-        f"median, trimmed-mean, krum, multi-krum: every client's {fields} is seen; norm-bound: sums and every client's "
-        f"norms; geometric-median: sums{besides}"
+        f"median, trimmed-mean, krum, multi-krum: the server sees every client's {fields}; norm-bound: sums and "
+        f"every client's norms; geometric-median: it sees sums{besides}"
     )
 
 
@@ -116,9 +115,9 @@ def aggregated(method: dict[str, Any]) -> str:
     from bespoke.messages.robust.aggregator import Aggregator, ZeroAndClip
 
     if not method["changes"]:
-        return "refused, as under [robust]" if method["reveals"] else "nothing to do: it sends nothing itself"
+        return "refused, as under [robust]" if method["reveals"] else "nothing to do: the method itself sends nothing"
     added = ", ".join(ZeroAndClip().reveals)
-    return f"{knobs(Aggregator)[0]['doc']}, for which sums of {added} leave clients too"
+    return f"{knobs(Aggregator)[0]['doc']}; with tff-robust, sums of {added} also leave the clients"
 
 
 def print_method(method: dict[str, Any]) -> None:
@@ -185,8 +184,8 @@ def print_sources(found: list[dict[str, Any]]) -> None:
     console.print(table)
     _print_others(found, console)
     console.print(
-        "\n`bespoke data NAME` shows licence and how to obtain it; your own tables: `bespoke compare TABLE.csv "
-        "--client COLUMN --target COLUMN`.",
+        "\n`bespoke data NAME` shows the licence and how to obtain the data; your own tables: `bespoke compare "
+        "TABLE.csv --client COLUMN --target COLUMN`.",
         highlight=False,
     )
 
@@ -260,8 +259,8 @@ def print_presets(found: list[dict[str, Any]]) -> None:
     console = Terminal()
     console.print(table)
     console.print(
-        '\n`bespoke tune EXPERIMENT.toml --preset NAME` tries its grid; preset = "NAME" in [compare] compares with it, '
-        "and with tune = false uses its best values.",
+        '\n`bespoke tune EXPERIMENT.toml --preset NAME` tries the grid of a preset. preset = "NAME" in [compare] does '
+        "so in a comparison, or, with tune = false, uses the best values.",
         highlight=False,
         markup=False,
     )

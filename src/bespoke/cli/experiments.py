@@ -35,7 +35,7 @@ def run(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment file: trains its stages, then makes and scores personal models, in a run folder.
+    """Run one experiment file: train its stages, then make and score personal models. All results are in a run folder.
 
     `bespoke run exp.toml --set seed=1 --set stage.fedavg.lr=0.1 --out runs/exp-1` runs it with two keys changed.
 
@@ -114,7 +114,8 @@ def tune(
         Path | None, typer.Option(metavar="FILE", help="A TOML file with the content of a [tune] table.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The values that a paper tried and those that it fixed.")
+        str | None,
+        typer.Option(metavar="NAME", help="A preset: the values that a paper tried and the values that it fixed."),
     ] = None,
     optuna: Annotated[
         bool,

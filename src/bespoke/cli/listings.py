@@ -52,7 +52,9 @@ def metrics(as_json: Json = False) -> None:
 def data(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Describe this source in full. With --write-schema or --figure: a table."),
+        typer.Argument(
+            metavar="NAME", help="Describe this source in full. With --write-schema or --figure, a table is allowed."
+        ),
     ] = None,
     write_schema: Annotated[
         Path | None,

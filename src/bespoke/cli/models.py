@@ -14,7 +14,10 @@ from bespoke.errors import UserError, unknown
 @app.command()
 def models(
     action: Annotated[
-        str | None, typer.Argument(metavar="get", help="Obtain a pretrained model. Without it, models are listed.")
+        str | None,
+        typer.Argument(
+            metavar="get", help="Download a pretrained model. Without this word, the command lists the models."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The name of the model.")] = None,
     as_json: Json = False,
@@ -23,7 +26,7 @@ def models(
 
     `bespoke models` lists the names for `[model] name = "mlp"` and `--model mlp`.
 
-    `bespoke models get smollm2` obtains a model. An experiment uses it by `[model] name = "frozen"`, `pretrained =
+    `bespoke models get smollm2` downloads a model. An experiment uses it with `[model] name = "frozen"`, `pretrained =
     "smollm2"`.
 
     Any other causal language model is named by its folder, its GGUF file or its name on the Hugging Face hub.

@@ -41,11 +41,11 @@ def forget(
     client: Client,
     as_json: Json = False,
 ) -> None:
-    """Remove a client from all files of a folder, renew its report, and prove that the client is gone.
+    """Remove a client from all files of a folder, make its report again, and search for remaining traces of the client.
 
     `bespoke forget runs/compare-pupils --client "school 7"`
 
-    If the command is interrupted, run it again. It lists what it cannot undo.
+    If the command is interrupted, run it again. It lists the effects of the client that it cannot undo.
     """
     from bespoke.deploy.forget import forget_client
 

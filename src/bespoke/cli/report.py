@@ -47,7 +47,7 @@ def analyze(
     ood: Annotated[
         bool,
         typer.Option(
-            "--ood", metavar="", help="Scores on own rows and on other clients' rows as personalization goes on."
+            "--ood", metavar="", help="Score on own rows and on other clients' rows while personalization proceeds."
         ),
     ] = False,
     rows: Annotated[
@@ -82,7 +82,9 @@ def analyze(
     embeddings: Annotated[
         bool,
         typer.Option(
-            "--embeddings", metavar="", help="What embeddings reveal about groups; maps of users and contexts."
+            "--embeddings",
+            metavar="",
+            help="Show what embeddings reveal about groups, and draw maps of users and contexts.",
         ),
     ] = False,
     crossed: Annotated[

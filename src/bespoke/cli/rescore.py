@@ -27,17 +27,15 @@ def rescore(
     ],
     run: Annotated[Path, typer.Option(metavar="RUN", help="The folder of a finished run with a language model.")],
     client: Annotated[
-        str | None, typer.Option(metavar="ID", help="The client of utterances whose line names none.")
+        str | None, typer.Option(metavar="ID", help="The client of the utterances whose line names no client.")
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="personal, group, global, or all models of the run.")
+        str, typer.Option(metavar="MODEL", help="personal, group, global, or all (every model that the run has).")
     ] = "all",
     weight: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Weight of the language model; tune (the default): tuned.")
+        str | None, typer.Option(metavar="NUMBER", help="Weight of the language model, or tune (default).")
     ] = None,
-    bonus: Annotated[
-        str | None, typer.Option(metavar="NUMBER", help="Bonus per word; tune (the default): tuned.")
-    ] = None,
+    bonus: Annotated[str | None, typer.Option(metavar="NUMBER", help="Bonus per word, or tune (default).")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Where to write (default: runs/rescore-NAME).")
     ] = None,

