@@ -1,10 +1,13 @@
 """Values of calls on their way to another process of this program: tensors as arrays, rows without their population.
 
-What arrives is pickled by this program alone: pipes to worker processes, and actors of a cluster that is trusted.
+An answer travels as a pair: how the call ended, and what it gave or why it failed. What arrives is pickled by this
+program alone: pipes to worker processes, and actors of a cluster that is trusted.
 """
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from bespoke.data.population import Population
 from bespoke.data.splits import Rows
+from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.partial import Partial
 from bespoke.federation.work import ClientWork
 
@@ -58,3 +62,27 @@ def rebound(value: Any, population: Population | None) -> Any:
     if isinstance(value, dict):
         return {name: rebound(entry, population) for name, entry in value.items()}
     return value
+
+
+def outcome_of(carry_out: Callable[[], Any]) -> tuple[str, Any]:
+    """How a call ended, and its answer or the text of its error."""
+    try:
+        return "fine", portable(carry_out())
+    except UserError as error:
+        return "refused", str(error)
+    except RemoteLost as error:
+        return "lost", str(error)
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def answer_of(outcome: tuple[str, Any], name: str) -> Any:
+    """The answer that the place `name` gave; if it was an error there, raises it here."""
+    how, answer = outcome
+    if how == "refused":
+        raise UserError(answer)
+    if how == "lost":
+        raise RemoteLost(f"{name}: {answer}")
+    if how == "failed":
+        raise WorkerFailed(f"{name} failed:\n{answer}")
+    return restored(answer)

@@ -8,7 +8,6 @@ travel by pickle: only between processes of this program, on a cluster that is t
 from __future__ import annotations
 
 import pickle
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,13 +16,13 @@ from typing import Any
 
 from bespoke.data.population import Population
 from bespoke.errors import RemoteLost, UserError, WorkerFailed
-from bespoke.federation.calls import Call, serve
+from bespoke.federation.calls import Call
 from bespoke.federation.execution import Choice
-from bespoke.federation.portable import portable, rebound, restored
+from bespoke.federation.portable import answer_of, outcome_of, portable, rebound
 from bespoke.federation.ray_cluster import Cluster, Node, set_up, setup, what_happened
 from bespoke.federation.remote import Remote
 from bespoke.federation.work import Mode
-from bespoke.federation.workers import Lending
+from bespoke.federation.workers import Lending, Served
 
 START_SECONDS = 300.0  # that a place may take until it is there, on a cluster that is busy
 SHARED = frozenset({"shared", "params", "work", "train", "support", "parts"})  # values that are the same everywhere
@@ -32,41 +31,34 @@ SHARED = frozenset({"shared", "params", "work", "train", "support", "parts"})  #
 class HostActor:
     """In a process of the cluster: a host, and its calls one by one."""
 
-    def begin(self, told: dict[str, Any], folder: str, mode: Mode) -> bytes:
-        """Opens the population; `told`: what this process has to know of the one that asks."""
-        try:
+    def begin(self, told: dict[str, Any], name: str, folder: str, mode: Mode) -> bytes:
+        """Opens the population; `told`: what this process has to know of the one that asks, which calls it `name`."""
+
+        def carry_out() -> None:
             set_up(told)
             import torch
 
-            from bespoke.federation.host import Host
-
             if mode.device != "cpu" and not torch.cuda.is_available():
-                raise UserError("no GPU that PyTorch can use was given to it; install a PyTorch with CUDA there")
+                raise UserError(
+                    f"{name}: no GPU that PyTorch can use was given to it; install a PyTorch with CUDA there"
+                )
             if not Path(folder).is_dir():
-                raise UserError(f"it does not reach {folder}; choose an --out on a file system that all nodes share")
-            torch.set_num_threads(mode.threads)
-            self.population = Population.open(Path(folder), resident=True)
-            self.host = Host(self.population, mode)
-        except UserError as error:
-            return pickle.dumps(("refused", str(error)))
-        return pickle.dumps(("fine", None))
+                raise UserError(
+                    f"{name}: it does not reach {folder}; choose an --out on a file system that all nodes share"
+                )
+            self.served = Served(Path(folder), mode)
+
+        return pickle.dumps(outcome_of(carry_out))
 
     def call(self, rest: bytes, names: list[str], *shared: bytes) -> bytes:
         """Carries out a call: its own values, and by name those that all places share."""
-        try:
+
+        def carry_out() -> Any:
             operation, values, settle, elsewhere = pickle.loads(rest)
-            if elsewhere is not None:
-                self.population = Population.open(Path(elsewhere), resident=True)
             values |= {name: pickle.loads(value) for name, value in zip(names, shared)}
-            values = {name: rebound(restored(value), self.population) for name, value in values.items()}
-            result: tuple[str, Any] = "fine", portable(serve(self.host, Call(operation, values, settle)))
-        except UserError as error:
-            result = "refused", str(error)
-        except RemoteLost as error:
-            result = "lost", str(error)
-        except Exception:
-            result = "failed", traceback.format_exc()
-        return pickle.dumps(result)
+            return self.served.call(operation, values, settle, elsewhere)
+
+        return pickle.dumps(outcome_of(carry_out))
 
 
 class Store:
@@ -94,13 +86,12 @@ class Actor:
 
     def begin(self, mode: Mode) -> None:
         """Start to open the population; `finish` says how that went."""
-        self.pending = self.handle.begin.remote(setup(), str(self.lending.copy.folder), mode)
+        self.pending = self.handle.begin.remote(setup(), self.name, str(self.lending.copy.folder), mode)
 
     def start(self, call: Call) -> None:
         self.operation = call.operation
-        elsewhere = None
-        if call.operation == "move":
-            elsewhere = str(self.lending.folder_of(call.values["train"].population))
+        moves = call.operation == "move"
+        elsewhere = self.lending.folder_of(call.values["train"].population) if moves else None
         names = [name for name, value in call.values.items() if name in SHARED and value is not None]
         own = {name: portable(rebound(v, None)) for name, v in call.values.items() if name not in names}
         rest = pickle.dumps((call.operation, own, call.settle, elsewhere))
@@ -111,22 +102,17 @@ class Actor:
         errors = self.store.ray.exceptions
         pending, self.pending = self.pending, None
         try:
-            outcome, answer = pickle.loads(self.store.ray.get(pending))
+            outcome = pickle.loads(self.store.ray.get(pending))
         except errors.RayError as error:
             if "No module named 'bespoke" in str(error):
                 raise UserError(f"{self.name}: this bespoke is not installed there; install it on all nodes") from None
             if isinstance(error, errors.RayTaskError):  # not of the host, whose errors are answers
                 raise WorkerFailed(f"{self.name} failed:\n{error}") from None
             raise RemoteLost(f"{self.name} is gone ({what_happened(error)})") from None
-        if outcome == "refused":
-            raise UserError(answer if self.operation else f"{self.name}: {answer}")
-        if outcome == "lost":
-            raise RemoteLost(f"{self.name}: {answer}")
-        if outcome == "failed":
-            raise WorkerFailed(f"{self.name} failed:\n{answer}")
+        answer = answer_of(outcome, self.name)
         if self.operation == "move":
             self.lending.worker_moved()
-        return restored(answer)
+        return answer
 
     def alive(self) -> bool:
         """Whether it is there, as far as the cluster knows; one that is busy is."""

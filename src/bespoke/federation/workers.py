@@ -7,8 +7,8 @@ with partial sums. Calls go through a pipe by pickle, because both ends are this
 from __future__ import annotations
 
 import pickle
-import traceback
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.shared_copy import SharedCopy
-from bespoke.errors import RemoteLost, UserError, WorkerFailed
-from bespoke.federation.calls import Call, serve
+from bespoke.errors import RemoteLost
+from bespoke.federation.calls import Call, Settle, serve
 from bespoke.federation.host import Host
-from bespoke.federation.portable import portable, rebound, restored
+from bespoke.federation.portable import answer_of, outcome_of, portable, rebound, restored
 from bespoke.federation.processes import CONTEXT, Child, obey_parent
 from bespoke.federation.work import Mode
 
@@ -42,30 +42,34 @@ def _receive(pipe: Connection) -> Any:
     return pickle.loads(rest, buffers=arrays)
 
 
+class Served:
+    """A host of a population on disk, in a process of its own."""
+
+    def __init__(self, folder: Path, mode: Mode) -> None:
+        torch.set_num_threads(mode.threads)
+        self.population = Population.open(folder, resident=True)
+        self.host = Host(self.population, mode)
+
+    def call(self, operation: str, values: dict[str, Any], settle: Settle | None, elsewhere: Path | None) -> Any:
+        """Executes a call; `elsewhere`: where the population lies from now on, if it has moved."""
+        if elsewhere is not None:
+            self.population = Population.open(elsewhere, resident=True)
+        values = {name: rebound(restored(value), self.population) for name, value in values.items()}
+        return serve(self.host, Call(operation, values, settle))
+
+
 def _serve(pipe: Connection, folder: Path, mode: Mode) -> None:
     """The worker's loop: executes calls until the pipe closes."""
     obey_parent()
-    torch.set_num_threads(mode.threads)
-    population = Population.open(folder, resident=True)
-    host = Host(population, mode)
+    served = Served(folder, mode)
     while True:
         try:
-            operation, values, settle, elsewhere = _receive(pipe)
+            asked = _receive(pipe)
         except (EOFError, OSError):
             return
-        try:
-            if elsewhere is not None:
-                population = Population.open(elsewhere, resident=True)
-            values = {name: rebound(restored(value), population) for name, value in values.items()}
-            result: tuple[str, Any] = "fine", portable(serve(host, Call(operation, values, settle)))
-        except UserError as error:
-            result = "refused", error
-        except RemoteLost as error:
-            result = "lost", str(error)
-        except Exception:
-            result = "failed", traceback.format_exc()
+        outcome = outcome_of(partial(served.call, *asked))
         with suppress(OSError):  # the parent is gone; the next receive fails and ends the loop
-            _send(pipe, result)
+            _send(pipe, outcome)
 
 
 class Lending:
@@ -121,18 +125,13 @@ class Worker:
 
     def finish(self) -> Any:
         try:
-            outcome, answer = _receive(self.pipe)
+            outcome = _receive(self.pipe)
         except (EOFError, OSError):
             raise self._died() from None
-        if outcome == "refused":
-            raise answer
-        if outcome == "lost":
-            raise RemoteLost(f"{self.name}: {answer}")
-        if outcome == "failed":
-            raise WorkerFailed(f"{self.name} failed:\n{answer}")
+        answer = answer_of(outcome, self.name)
         if self.operation == "move":
             self.lending.worker_moved()
-        return restored(answer)
+        return answer
 
     def alive(self) -> bool:
         return self.child.process.is_alive()
