@@ -61,6 +61,7 @@ def compare(
     context: str | None = None,
     tokenizer: str | None = None,
     model: Any = None,
+    loss: str | Callable[..., Any] | None = None,
     settings: dict[str, Any] | None = None,
     jobs: Positive | None = 1,
     callbacks: Sequence[Callback] = (),
@@ -71,7 +72,8 @@ def compare(
     folder `out`.population, where worker processes and later calls find it.
 
     model: the name of one of bespoke's models, a result of `bespoke.model`, a function that makes a torch.nn.Module, or
-    "package.module:name" of either; options go into settings={"model": {...}}.
+    "package.module:name" of either; options go into settings={"model": {...}}. loss: a function of (outputs, y) with a
+    number for each row, or its name, in place of the task's own.
     The data decide what you leave out: methods, model, metric and rounds (see study/defaults.py). Methods, sources and
     metrics of your own are given as "package.module:name" or as the objects themselves. Choices use `metric`; the
     report also shows `metrics`.
@@ -101,7 +103,7 @@ def compare(
         raise UserError(f"compare(settings={{'data': {about!r}}}): a table of what is not given beside it already")
     scores = {"metric": by_name(metric), "metrics": by_name(metrics)}
     base = {**(settings or {}), **{k: v for k, v in scores.items() if v}, "data": {**about, **described}}
-    base = _with_model(base, model)
+    base = _with_loss(_with_model(base, model), loss)
     folder, names, numbers = Path(out), tuple(by_name(methods or ())), tuple(range(seeds))
     with watched() as progress:
         Comparison(
@@ -124,6 +126,23 @@ def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
     if given is None and "name" not in options:
         return base
     return {**base, "model": {**options, "name": local_name(options.get("name") if given is None else given, "model")}}
+
+
+def _with_loss(base: dict[str, Any], given: Any) -> dict[str, Any]:
+    """The experiment with a loss of the user's own."""
+    described = base.get("model", {})
+    if given is None or not isinstance(described, dict):
+        return base
+    if "loss" in described:
+        raise UserError(
+            f"compare(loss=..., settings={{'model': {{'loss': {described['loss']!r}}}}}): give one of the two"
+        )
+    named = by_name(given)
+    if not isinstance(named, str):
+        raise UserError(
+            f"compare(loss={given!r}): give a function, def my_loss(outputs, y), or its 'package.module:name'"
+        )
+    return {**base, "model": {**described, "loss": named}}
 
 
 def _named(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`register`: gives short names to your own methods, sources, metrics and models."""
+"""`register`: gives short names to your own methods, sources, metrics, losses and more."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from bespoke.federation.cohorts import SAMPLERS
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.methods.parts.server_optimizer import OPTIMIZERS
+from bespoke.models.own_loss import LOSSES
 from bespoke.models.own_metric import METRICS, Metric
 from bespoke.registry import Registry
 
 REGISTRIES: dict[str, Registry[Any]] = {
-    registry.kind: registry for registry in (METHODS, SOURCES, METRICS, OPTIMIZERS, PARTITIONERS, SAMPLERS, CALLBACKS)
+    registry.kind: registry
+    for registry in (METHODS, SOURCES, METRICS, LOSSES, OPTIMIZERS, PARTITIONERS, SAMPLERS, CALLBACKS)
 }
 T = TypeVar("T")
 

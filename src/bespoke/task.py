@@ -37,6 +37,8 @@ class Task(Protocol):
     def conditioned(self, size: int) -> Task: ...  # a task whose network has an embedding of this size
 
     # -- its loss ------------------------------------------------------------------------------------------------------
+    @property
+    def own_loss(self) -> Any: ...  # one of the user's own (bespoke.models.own_loss), or None
     def loss(self, params: Params, batch: Params) -> Tensor: ...  # the mean over rows with mask 1
     def mean_loss(self, outputs: Tensor, batch: Params) -> Tensor: ...  # the same, from outputs
     def loss_of_rows(self, params: Params, batch: Params) -> Tensor: ...  # the first dimension of leaves is the row

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bespoke
 from bespoke.errors import UserError
+from bespoke.experiment.build import build
+from bespoke.experiment.checks import checked
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.work import ClientWork
 from bespoke.methods import FineTune
@@ -25,7 +27,7 @@ from small_worlds import world
 @bespoke.metric(better="lower", name="furthest")
 def furthest(outputs: Tensor, y: Tensor) -> float:
     """The largest error: no mean over rows, and no tensor."""
-    return max(abs(float(a) - float(b)) for a, b in zip(outputs[:, 0], y))
+    return max(abs(float(a) - float(b)) for a, b in zip(outputs, y))
 
 
 def examined(metrics: tuple[Metric, ...], vectorized: bool, centre: float = 0.0) -> dict[str, np.ndarray[Any, Any]]:
@@ -63,6 +65,31 @@ def test_in_units_and_the_same_where_clients_are_stacked() -> None:
         assert stacked["furthest"][at, 0] == pytest.approx(float(error.abs().max()), rel=1e-4)
     known = 2.0 * place.population.columns["y"] + 10.0
     assert all(bool(torch.isclose(known, value, atol=1e-4).any()) for y in shown for value in y)
+
+
+@bespoke.metric(better="lower")
+def absolute(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y).abs().mean()  # of a column and a row this would be a matrix
+
+
+def test_a_regressions_outputs_have_the_shape_of_its_targets() -> None:
+    found = examined((absolute,), True)
+    known = found["mae"] / found["count"]
+    np.testing.assert_allclose(found["absolute"], known, rtol=1e-4)
+    draw = np.random.default_rng(0)
+    people = bespoke.population({"a": (draw.standard_normal((40, 2)), draw.standard_normal(40) * 9 + 50)})
+    net = bespoke.model(
+        lambda: nn.Linear(2, 1), metrics={"absolute": absolute}, loss=lambda o, y: ((o - y) ** 2).mean()
+    )
+    stage = {"method": "fedavg", "rounds": 1}
+    made = build(checked({"data": {"population": "x"}, "model": {"name": net.name()}, "stage": [stage]}, "t"), people)
+    batch = {name: people.columns[name] for name in ("x", "y")} | {"mask": torch.ones(40)}
+    params = made.task.init(1)
+    sums = made.task.score(made.task.predict(params, batch), batch)
+    assert float(sums["absolute"]) == pytest.approx(float(sums["mae"] / 40), rel=1e-5)
+    outputs = nn.functional.linear(batch["x"], params["weight"], params["bias"])[:, 0]
+    by_hand = float(((outputs - batch["y"]) ** 2).mean())
+    assert float(made.task.loss(params, batch)) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_what_is_refused() -> None:

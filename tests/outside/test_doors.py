@@ -225,6 +225,64 @@ def test_a_server_optimizer_a_partitioner_and_a_sampler(site: Path) -> None:
         replace(sampler, sampling=names.handed_over(lambda random, round, wanted, sizes: [0, 0])).draw(1)
 
 
+def test_a_loss(site: Path, tmp_path: Path) -> None:
+    """By three ways, with two runs at a time, two workers, kill -9 and resume, analysis, export and report."""
+    from outside_doors.losses import focal  # type: ignore[import-not-found]
+
+    common: dict[str, Any] = {
+        "data": "clinics", "methods": ["fedavg", METHOD], "seeds": 1, "rounds": 4, "tune": False, "settings": BASE,
+    }  # fmt: skip
+    bespoke.compare(**common, model=NET, loss=focal, out=tmp_path / "python", jobs=2)
+    run = tmp_path / "python/runs/fedper-seed0"
+    assert 'loss = "outside_doors.losses:focal"' in (run / "config.toml").read_text()
+    bespoke.compare(**common, model=NET, out=tmp_path / "plain")
+    assert not np.allclose(clients(tmp_path / "plain")["query_loss"], clients(tmp_path / "python")["query_loss"])
+
+    words = [
+        "compare", "--data", "clinics", "--methods", f"fedavg,{METHOD}", "--seeds", "1", "--rounds", "4", "--no-tune",
+        "--model", NET, "--loss", "focal", "--cohort", "4", "--set", "evaluate_every=2", "--jobs", "1",
+        "--workers", "2", "--out", str(tmp_path / "words"),
+    ]  # fmt: skip
+    dying = ["--callback", f"outside_doors.rounds:DieOnce,mark={tmp_path / 'mark'}"]
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    died = subprocess.run(
+        [sys.executable, "-m", "bespoke", *words, *dying], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    resumed = command(*words, "--resume")
+    assert resumed.code == 0, resumed.err
+    expected = clients(tmp_path / "python")
+    np.testing.assert_allclose(clients(tmp_path / "words")["query_loss"], expected["query_loss"], rtol=1e-4)
+
+    (tmp_path / "exp.toml").write_text(f"""
+evaluate_every = 2
+safe_steps = true
+[data]
+source = "clinics"
+[model]
+name = "{NET}"
+loss = "outside_doors.losses:focal"
+[cohort]
+size = 4
+[[stage]]
+method = "fedper"
+rounds = 4
+""")
+    told = command("run", tmp_path / "exp.toml", "--out", tmp_path / "toml", "--json")
+    assert told.code == 0, told.err
+    found = pd.read_parquet(tmp_path / "toml/clients.parquet")
+    np.testing.assert_allclose(found["query_loss"], expected["query_loss"], rtol=1e-4)
+
+    exported = command("export", run, "--client", "clinic 2", "--out", tmp_path / "model")
+    assert exported.code == 0, exported.err
+    own = load_source("clinics")
+    x = own.columns["x"][: own.sizes()[0]].numpy()
+    assert set(bespoke.load_personal(tmp_path / "model").predict(x).astype(str)) <= {"0", "1"}
+    assert command("report", tmp_path / "python", "--output", tmp_path / "page.html").code == 0
+    assert "outside_doors.losses:focal" in (tmp_path / "page.html").read_text()
+
+
 def test_the_battery(site: Path) -> None:
     check_method(METHODS["fedper"], worlds=("mlp",))
 
@@ -235,6 +293,7 @@ def test_listed_with_where_they_come_from(site: Path) -> None:
         assert f"{name}  from outside_doors." in told, what
         assert "outside-doors 1.2" in told
     told = command("models").out
+    assert "focal: from outside_doors.losses:focal (outside-doors 1.2)" in told
     assert "mlp: fully connected network" in told
     assert f"clinic-net: from {NET} (outside-doors 1.2)" in told
     assert METHOD in command("methods", "fedper").out

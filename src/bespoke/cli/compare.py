@@ -125,6 +125,13 @@ def compare(
             "network, whichever is better as a shared model on validation rows.",
         ),
     ] = "auto",
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A loss of your own instead of the task's: package.module:name; see docs/doors.md.",
+        ),
+    ] = None,
     tune: Annotated[bool, typer.Option(metavar="", help="Tune hyper-parameters on validation rows.")] = True,
     accept: Annotated[
         str | None,
@@ -230,7 +237,7 @@ def compare(
     base: dict[str, Any] = {
         "data": described,
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
-        "model": {"name": model},
+        "model": {"name": model, **({} if loss is None else {"loss": loss})},
         "cohort": {} if cohort is None else {"size": cohort},
         "engine": {name: value for name, value in (("workers", workers), ("device", device)) if value is not None},
     }

@@ -22,9 +22,10 @@ def models(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The name of the model.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List networks and pretrained language models, or store a pretrained model in the user's cache.
+    """List networks, losses and pretrained language models, or store a pretrained model in the user's cache.
 
-    `bespoke models` lists the names for `[model] name = "mlp"` and `--model mlp`.
+    `bespoke models` lists the names for `[model] name = "mlp"` and `--model mlp`, and the losses of
+    installed packages for `loss = ` in `[model]` and `--loss`.
 
     `bespoke models get smollm2` downloads a model. An experiment uses it with `[model] name = "frozen"`, `pretrained =
     "smollm2"`.
@@ -40,11 +41,15 @@ def models(
             raise UserError(f"bespoke models get NAME: one of {', '.join(entry['name'] for entry in at_hand())}")
         get(name)
     found = [{**entry, "kind": "pretrained"} for entry in at_hand() if name in (None, entry["name"])]
-    networks = _networks() if name is None else []
+    networks, losses = (_networks(), _losses()) if name is None else ([], [])
     if as_json:
-        print_json([*networks, *found] if name is None else found[0])
+        print_json([*networks, *losses, *found] if name is None else found[0])
         return
     for entry in networks:
+        print(f"{entry['name']}: {entry['about']}")
+    if losses:
+        print("\nLosses:")
+    for entry in losses:
         print(f"{entry['name']}: {entry['about']}")
     if networks:
         print("\nPretrained:")
@@ -63,3 +68,10 @@ def _networks() -> list[dict[str, str]]:
         {"name": name, "about": f"from {origin}", "kind": "network"} for name, origin in OFFERED.origins().items()
     ]
     return built_in + [entry for entry in others if entry["name"] not in MODELS]
+
+
+def _losses() -> list[dict[str, str]]:
+    """The losses that installed packages offer; without one a model has that of its task."""
+    from bespoke.models.own_loss import LOSSES
+
+    return [{"name": name, "about": f"from {origin}", "kind": "loss"} for name, origin in LOSSES.origins().items()]

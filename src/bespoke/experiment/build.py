@@ -66,7 +66,8 @@ def build(
         prepared = replace(prepared, population=last.population, split=last.split, earlier=tuple(earlier))
     population, split = prepared.population, prepared.split
     options = dict(config.model.model_extra or {})
-    task = build_task(population.about, config.model.name, config.safe_steps, partial(few_rows, split.train), **options)
+    rows = partial(few_rows, split.train)
+    task = build_task(population.about, config.model.name, config.safe_steps, rows, config.model.loss, **options)
     task, metric = _scored(task, config, population.about)
     stages = []
     for place, entry in enumerate(config.stage):

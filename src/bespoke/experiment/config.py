@@ -92,6 +92,7 @@ class SplitConfig(_Strict):
 class ModelConfig(_Strict):
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
     name: str = "auto"
+    loss: str | None = Field(default=None, description="a loss of your own; default: that of the task")
 
     @property
     def pretrained(self) -> str:

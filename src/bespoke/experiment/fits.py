@@ -130,8 +130,7 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
     head = task.linear() if most or needs.head or hasattr(method, "solver") else None
     if needs.head and head is None:
         raise UserError(
-            f"{where}: {name} needs a model with one linear last layer for regression or classes; "
-            f"{task.network.called} has none here"
+            f"{where}: {name} needs a model with one linear last layer for regression or classes; {_unsolved(task)}"
         )
     if needs.head and not task.network.is_linear and where == "stage 0":
         raise UserError(
@@ -141,7 +140,7 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
     if getattr(method, "solver", "sgd") == "exact" and head is None:
         raise UserError(
             f"{where}: {name} with solver = 'exact' needs a model with one linear last layer for regression or "
-            f"classes; {task.network.called} has none here; use solver = 'sgd'"
+            f"classes; {_unsolved(task)}; use solver = 'sgd'"
         )
     sizes = head.coefficients(task.init(0)).shape if most and head else (1, 0)
     coefficients = max(sizes[0] - 1, 1) * sizes[1]
@@ -173,3 +172,9 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
             f"{where}: {name} relates every client to every other and takes at most {needs.clients:,} "
             f"clients; there are {clients:,}; use another method, such as ditto"
         )
+
+
+def _unsolved(task: Any) -> str:
+    if task.own_loss is not None:
+        return f"and a loss that it can solve, which {task.own_loss.name} is not known to be"
+    return f"{task.network.called} has none here"

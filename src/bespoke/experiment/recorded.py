@@ -14,6 +14,7 @@ from bespoke.federation.cohorts import SAMPLERS
 from bespoke.methods import METHODS
 from bespoke.methods.parts.server_optimizer import OPTIMIZERS
 from bespoke.models import OFFERED
+from bespoke.models.own_loss import LOSSES
 from bespoke.models.own_metric import METRICS
 from bespoke.registry import Registry
 
@@ -24,6 +25,7 @@ _PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
     (("data", "options", "partition"), PARTITIONERS),
     (("cohort", "sampling"), SAMPLERS),
     (("model", "name"), OFFERED),
+    (("model", "loss"), LOSSES),
 )
 # `partition` may be an option of another meaning in a source that is not ours; a model may be "auto", or an object
 _OPEN = (PARTITIONERS, OFFERED)

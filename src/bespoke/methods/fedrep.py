@@ -56,7 +56,7 @@ class FedRep(FedAvg):
 
     def batching(self) -> Batching:
         # rows in a new order every round, not every epoch: what the body makes of them is computed once for the head
-        epochs = self.head_epochs + (0 if self.task.has_closed_form else self.epochs)  # a linear model has no body
+        epochs = self.head_epochs + (0 if self.task.network.is_linear else self.epochs)  # a linear model has no body
         return Batching(
             self.batch_size, epochs, drop_last=self.drop_last, shuffle=self.shuffle,
             reshuffle=False,

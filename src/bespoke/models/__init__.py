@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+import torch
+
 from bespoke.data.about import About, plane
 from bespoke.errors import UserError, unknown
 from bespoke.models.char_lstm import AdaptiveCharLSTM, CharLSTM
@@ -27,6 +29,8 @@ from bespoke.models.networks import (
 )
 from bespoke.models.own.build import own_task
 from bespoke.models.own.model import is_own
+from bespoke.models.own.task import OwnTask
+from bespoke.models.own_loss import OwnLoss
 from bespoke.models.prefix import prefix_task
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression
@@ -98,8 +102,9 @@ GIVEN = (
 
 
 def build_task(
-    about: About, name: str = "auto", safe: bool = False, rows: Callable[[], Params] | None = None, **options: Any
-) -> BaseTask:
+    about: About, name: str = "auto", safe: bool = False, rows: Callable[[], Params] | None = None,
+    loss: str | None = None, **options: Any,
+) -> BaseTask:  # fmt: skip
     """The task for a population described by `about` (see docs/data.md), with the model of this name.
 
     'auto' is the model that the source's own paper has (`about["model"]`: name and options), or one that fits its rows.
@@ -107,8 +112,11 @@ def build_task(
     projection (lstm), character (char-lstms), tied (char-lstm), width (transformer, spectrogram-cnn), heads
     (transformer), norm_groups (mobilenet, spectrogram-cnn), relu (fedembed-cnn, fedembed-speech), l2, random_init
     (linear), pretrained, given, adapt, rank, alpha (frozen). A name "package.module:name" is a model of the user's own,
-    whose options go to its factory; it is tried on a few of the data's rows, which `rows` gives.
+    whose options go to its factory; it is tried on a few of the data's rows, which `rows` gives. `loss` names a loss of
+    the user's own, which is tried, too.
     """
+    if loss is not None:
+        return _under(loss, build_task(about, name, safe, rows, **options), rows)
     if name in OFFERED.offered():
         name = OFFERED.recorded(name, "[model]")
     if is_own(name):
@@ -164,6 +172,23 @@ def build_task(
     metrics = tuple(name for name in Classification.metrics if name != "auc" or classes <= MOST_CLASSES)
     kinds = len(about.get("kinds", ()))
     return Classification(network, l2=l2, safe=safe, kinds=kinds, hinge=name == "svm", metrics=metrics)
+
+
+def _under(loss: str, task: BaseTask, rows: Callable[[], Params] | None) -> BaseTask:
+    """The task under a loss of the user's own."""
+    where = f"[model] loss = {loss!r}"
+    if not isinstance(task, Classification | Regression):
+        raise UserError(f"{where}: losses are for classes and numbers, and of these texts the next word is predicted")
+    if not task.smooth:
+        raise UserError(f"{where}: model 'svm' is the one with the hinge loss; use 'logistic', or leave the loss out")
+    if isinstance(task, OwnTask) and task.network.model.loss is not None:
+        raise UserError(f"{where}: the model {task.network.model.title!r} has a loss already; give one of the two")
+    if rows is None:
+        raise UserError(f"{where} is tried on rows of the data, and here are none")
+    batch = rows()
+    with torch.no_grad():
+        seen = task.for_own(task.predict({**task.init(0), **task.layers}, batch), batch["y"])
+    return replace(task, own_loss=OwnLoss.found(loss, "[model]").tried(*seen))
 
 
 def _fitting(about: About) -> str:

@@ -21,6 +21,7 @@ from bespoke.models.conditioned import LastLayer, conditioned
 from bespoke.models.linear_problem import LinearHead, Loss
 from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
+from bespoke.models.own_loss import OwnLoss
 from bespoke.models.own_metric import Metric
 from bespoke.models.work import multiply_adds
 from bespoke.task import Gradient, Precision
@@ -45,9 +46,9 @@ class BaseTask:
     metrics: tuple[str, ...] = ()
     lower_is_better: tuple[str, ...] = ("loss",)
     own: tuple[Metric, ...] = ()  # the user-defined ones among them
+    own_loss: OwnLoss | None = None  # in place of the task's own
     centre: float = 0.0  # subtracted from the target; user-defined metrics get it added
 
-    looped = ""  # the reason if torch.func.vmap cannot run it
     portable = True  # other processes can make it
     draws = False  # training draws random numbers, so batches have a `draw`
     batches_clients = False  # one batch may hold the rows of many clients
@@ -71,7 +72,7 @@ class BaseTask:
 
     @property
     def has_closed_form(self) -> bool:
-        return self.network.is_linear
+        return self.network.is_linear and self.own_loss is None
 
     @property
     def smooth(self) -> bool:
@@ -79,8 +80,13 @@ class BaseTask:
         return True
 
     @property
+    def looped(self) -> str:
+        """The reason if torch.func.vmap cannot run it, as far as it is known."""
+        return self.own_loss.looped if self.own_loss else ""
+
+    @property
     def vectorizes(self) -> bool:
-        return self.network.vectorizes
+        return self.network.vectorizes and not self.looped
 
     @property
     def last_layer(self) -> tuple[str, ...]:
@@ -152,7 +158,17 @@ class BaseTask:
         return part * vote + (1 - part) * outputs
 
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each row, by the user's own function if there is one."""
+        return (
+            self.usual_losses(outputs, y) if self.own_loss is None else self.own_loss(*self.for_own(outputs.float(), y))
+        )
+
+    def usual_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def for_own(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets as functions of the user's own are given them."""
+        return outputs, y
 
     def row_numbers(self, x: Tensor) -> int:
         """The outputs per row that may be freed after their block; 0: scores need all rows at once."""
@@ -235,7 +251,7 @@ class BaseTask:
 
     def _bounded(self, found: Params) -> Params:
         """The gradient, clipped if steps must be safe."""
-        if not self.safe or self.network.is_linear:
+        if not self.safe or self.has_closed_form:
             return found
         norm = sum((g * g).sum() for g in found.values()) ** 0.5
         return scale(found, (STEEPEST / norm.clamp(min=1e-12)).clamp(max=1.0))
@@ -245,7 +261,7 @@ class BaseTask:
 
         `more`: the curvature of pulls and decay. The bound exists for linear models only and stays on the client.
         """
-        head = self.linear() if self.safe and self.network.is_linear else None
+        head = self.linear() if self.safe and self.has_closed_form else None
         if head is None:
             return lr
         curvature = head.problem(params, batches.rows()).smoothness(batches.size) + more + self.l2
@@ -326,7 +342,7 @@ class BaseTask:
         """One client's scores by user-defined metrics, and the count of each: none without rows."""
         there = rows["mask"] > 0
         count = there.any().double().cpu()
-        said, y = self.in_units(outputs[there]).cpu(), self.in_units(rows["y"][there]).cpu()
+        said, y = (self.in_units(values).cpu() for values in self.for_own(outputs[there], rows["y"][there]))
         found = {m.name: torch.tensor(m(said, y) if count else 0.0, dtype=torch.float64) for m in self.own}
         return found | {f"{name}_count": count for name in found}
 
@@ -352,8 +368,11 @@ class Regression(BaseTask):
     unit: float = 1.0  # the target was divided by this before training
     factor: float = 0.5  # of the squared error in the loss: Motley has a half for School and one for ADNI
 
-    def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def usual_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self.factor * (outputs[..., 0] - y) ** 2
+
+    def for_own(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs[..., 0], y  # both of one shape: a difference would be a matrix otherwise
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         return 2 * self.factor * (outputs - y[:, None])
@@ -362,7 +381,7 @@ class Regression(BaseTask):
         return super().descend(*arguments) if self.factor == 0.5 else None  # the compiled loss is the half
 
     def linear(self) -> LinearHead | None:
-        return LinearHead.of(self, 2 * self.factor)
+        return None if self.own_loss else LinearHead.of(self, 2 * self.factor)
 
     def kernel_of(self) -> Loss:
         return "squares"
@@ -377,7 +396,9 @@ class Regression(BaseTask):
         error = outputs[..., 0] - batch["y"]
         if metric == "mae":
             return error.abs() * self.unit
-        factor = {"mse": self.unit**2, "half_mse": self.unit**2 / 2, "loss": self.factor}[metric]
+        if metric == "loss":
+            return self.example_losses(outputs, batch["y"])
+        factor = {"mse": self.unit**2, "half_mse": self.unit**2 / 2}[metric]
         return factor * error * error
 
     def score(self, outputs: Tensor, batch: Params) -> Params:
@@ -385,6 +406,8 @@ class Regression(BaseTask):
         error = (outputs[..., 0] - batch["y"]) * self.unit
         squared = (error * error * mask).sum()
         loss = self.factor * squared / self.unit**2
+        if self.own_loss is not None:
+            loss = (self.example_losses(outputs, batch["y"]) * mask).sum()
         absolute = (error.abs() * mask).sum()
         return {"mse": squared, "mae": absolute, "loss": loss, "count": mask.sum()}
 
@@ -419,11 +442,14 @@ class Classification(BaseTask):
         outputs = self.network.outputs  # type: ignore[attr-defined]
         return super().shown(y) if outputs == 1 else (y[:, None] == torch.arange(outputs)).float()
 
-    def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def usual_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.hinge:
             return (1 - self._sign(y) * outputs[..., 0]).clamp(min=0)
         # log-softmax and gather rather than cross_entropy: the same number, and it vectorizes over clients
         return -F.log_softmax(outputs, dim=-1).gather(-1, y.long()[..., None])[..., 0]
+
+    def for_own(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs, y.long()
 
     def output_gradient(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.hinge:
@@ -432,7 +458,7 @@ class Classification(BaseTask):
         return F.softmax(outputs, dim=-1) - F.one_hot(y.long(), outputs.shape[-1])
 
     def linear(self) -> LinearHead | None:
-        return LinearHead.of(self)
+        return None if self.own_loss else LinearHead.of(self)
 
     def kernel_of(self) -> Loss:
         return "hinge" if self.hinge else "softmax"

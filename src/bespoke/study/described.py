@@ -46,7 +46,11 @@ def described(experiment: Experiment, protocol: dict[str, Any]) -> CompareRecord
             "validation_rows": int(split.selection.validation.sizes().sum()),
             "query_rows": int(split.test.query.sizes().sum()),
         },
-        "model": {"name": experiment.task.network.called, "parameters": count(experiment.task.init(0))},
+        "model": {
+            "name": experiment.task.network.called,
+            "parameters": count(experiment.task.init(0)),
+            **({"loss": experiment.task.own_loss.name} if experiment.task.own_loss else {}),
+        },
         "cohort": experiment.cohort,
         "versions": {"python": platform.python_version(), **{p: version(p) for p in ("bespoke-fl", "torch", "numpy")}},
     }

@@ -13,6 +13,7 @@ from bespoke.errors import UserError
 from bespoke.models.own.draws import drawn
 from bespoke.models.own.network import Facts, Forward, OwnNetwork
 from bespoke.models.own.task import OwnTask
+from bespoke.models.own_loss import check_loss
 from bespoke.models.work import multiply_adds
 from bespoke.task import DRAW
 from bespoke.tensors import Params
@@ -69,6 +70,7 @@ def judged(task: OwnTask, rows: Params, classes: int) -> OwnTask:
     outputs = task.predict(params, batch)
     wanted = (len(rows["y"]), classes) if classes else (len(rows["y"]), 1)
     known = tuple(outputs.shape) == wanted
+    task = replace(task, network=network.known(replace(facts, known=known)))
     if not known and not (model.loss and model.metrics):
         what = f"{classes} classes need" if classes else "a number for each row needs"
         raise UserError(
@@ -81,12 +83,28 @@ def judged(task: OwnTask, rows: Params, classes: int) -> OwnTask:
             f"the loss of the model {model.title!r} is {_first_bad(losses)} on rows of the data before anything is "
             "trained; correct the loss, or the values that the model begins with"
         )
-    whole = model.loss is not None and model.loss(outputs, rows["y"]).dim() == 0
+    if model.loss is not None:
+        check_loss(task.own_losses, f"the loss of the model {model.title!r}", *task.for_own(outputs, rows["y"]))
+    whole = model.loss is not None and task.own_losses(*task.for_own(outputs, rows["y"])).dim() == 0
     seen = replace(facts, whole=whole, known=known)
     found = replace(task, network=network.known(seen))
     found.score(outputs, batch)  # the metrics, too
+    _check_step(found, params, batch)
     why = _why_looped(found, params, batch)
     return replace(found, network=network.known(replace(seen, looped=why)))
+
+
+def _check_step(task: OwnTask, params: Params, batch: Params) -> None:
+    """Takes a gradient: what runs forward may fail on the way back."""
+    try:
+        task.stepped(params, batch)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"the model {task.network.model.title!r} has no gradient on rows of the data: {type(error).__name__}: "
+            f"{error}"
+        ) from error
 
 
 def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
@@ -100,7 +118,7 @@ def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
         return "metrics of its own, which see one client at a time"
     if _mixes(task, params, batch):
         return "a model in which rows of a batch depend on each other"
-    func = task.differentiated("func")
+    func, alone = task.differentiated("func"), task.stepped(params, batch)[0]
     two = {name: torch.stack([p, p]) for name, p in params.items()}
     batches = {name: torch.stack([column, column]) for name, column in batch.items()}
 
@@ -109,10 +127,7 @@ def _why_looped(task: OwnTask, params: Params, batch: Params) -> str:
 
     try:
         slopes, _ = torch.func.vmap(one)(two, batches)
-        alone = task.gradient(params, batch)
-    except UserError:
-        raise
-    except Exception:
+    except Exception:  # whatever vmap does not know; it may arrive as a failure of the user's own loss
         return "a model that torch.func.vmap cannot run"
     if all(torch.allclose(slopes[name][0], slope, rtol=1e-3, atol=1e-5) for name, slope in alone.items()):
         return ""

@@ -11,6 +11,7 @@ from torch import Tensor
 from bespoke.errors import UserError
 from bespoke.models.linear_problem import LinearHead
 from bespoke.models.own.network import Forward, OwnHead, OwnNetwork
+from bespoke.models.own_loss import losses_of
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.tensors import Params, is_buffer, without_buffers
 
@@ -26,8 +27,8 @@ class OwnTask(BaseTask):
         return self.network.facts.draws
 
     @property
-    def looped(self) -> str:  # type: ignore[override]
-        return self.network.facts.looped
+    def looped(self) -> str:
+        return self.network.facts.looped or super().looped
 
     @property
     def portable(self) -> bool:  # type: ignore[override]
@@ -90,17 +91,16 @@ class OwnTask(BaseTask):
 
     # -- its own loss and metrics --------------------------------------------------------------------------------------
     def example_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        own = self.network.model.loss
-        if own is None:
+        if self.network.model.loss is None:
             return super().example_losses(outputs, y)
-        losses = own(outputs, y)
-        if not isinstance(losses, Tensor) or losses.shape not in (torch.Size([]), y.shape[:1]):
-            found = f"of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
-            raise UserError(
-                f"the loss of the model {self.network.model.title!r} gave {found} for {len(y)} rows; it has to give a "
-                f"tensor of shape ({len(y)},), a loss for each row, or of shape (), their mean"
-            )
+        losses = self.own_losses(*self.for_own(outputs, y))
         return losses if losses.dim() else losses.expand(len(y))
+
+    def own_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What the model's own loss gives: a number for each row, or their mean."""
+        own, said = self.network.model.loss, f"the loss of the model {self.network.model.title!r}"
+        assert own is not None
+        return losses_of(own, said, outputs, y, whole=True)
 
     def row_metric(self, metric: str) -> str | None:
         if metric in self.network.model.metrics or not self.network.facts.known:
@@ -117,7 +117,7 @@ class OwnTask(BaseTask):
         if not model.metrics:
             return sums
         rows = mask > 0
-        said, y = outputs.detach()[rows], batch["y"][rows]
+        said, y = self.for_own(outputs.detach()[rows], batch["y"][rows])
         if self.network.facts.known:
             said, y = self.in_units(said), self.in_units(y)
         for name, metric in model.metrics.items():
@@ -153,3 +153,6 @@ class OwnRegression(OwnTask, Regression):
     """A number by a network of the user's own."""
 
     network: OwnNetwork
+
+    def for_own(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().for_own(outputs, y) if self.network.facts.known else (outputs, y)
