@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from bespoke.data.periods import FOREVER, Period
 from bespoke.data.population import Population
 from bespoke.errors import unknown
 from bespoke.experiment.config import AUTO, ExperimentConfig, TransformConfig
-from bespoke.experiment.experiment import Experiment, Stage
+from bespoke.experiment.experiment import Experiment, Stage, engine_choice
 from bespoke.experiment.fits import (
     check_buffers,
     check_changes,
@@ -27,7 +28,8 @@ from bespoke.experiment.fits import (
 )
 from bespoke.experiment.loading import load_population
 from bespoke.experiment.prepare import Prepared, cohort_size, few_rows, moved, prepare, split_key
-from bespoke.experiment.stage import check_stage
+from bespoke.experiment.stage import stages_of
+from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.messages.clip import Clip
 from bespoke.messages.compress import Compress
 from bespoke.messages.robust.attack import attacked, attackers, message_attack
@@ -45,6 +47,7 @@ from bespoke.privacy.settings import PrivacyConfig, check_fields
 MOST_ROUNDS = 300  # of a stage with rounds = "auto"
 AUTO_EVERY = 5  # rounds between two checks of convergence
 SHARED = 2**28  # bytes of standardized rows kept for runs of the same split
+KEPT = 64  # experiments kept for runs of the same configuration
 
 
 def build(
@@ -70,8 +73,7 @@ def build(
     task = build_task(population.about, config.model.name, config.safe_steps, rows, config.model.loss, **options)
     task, metric = _scored(task, config, population.about)
     stages = []
-    for place, entry in enumerate(config.stage):
-        asked = check_stage(entry, f"stage {place}")
+    for place, asked in enumerate(stages_of(config)):
         auto = asked.rounds == AUTO
         method = METHODS.find(asked.method, f"stage {place}")(task, **asked.knobs)
         bounded = asked.aggregator.transform(method) if asked.aggregator else None
@@ -131,12 +133,15 @@ def build(
 class Bench:
     """Builds many experiments on one population. Experiments with the same split share their preparation.
 
+    Nothing is built twice: a trial and the run with the same configuration share an experiment.
     `folder` keeps the noised statistics of the data under privacy, for all of them.
     """
 
     def __init__(self, population: Population, folder: Path | None = None) -> None:
         self.population, self.folder = population, folder  # as loaded
         self.made: dict[str, Prepared] = {}
+        self.built: dict[str, tuple[Prepared, Experiment]] = {}  # by configuration
+        self.engines: dict[str, EngineChoice] = {}
 
     def prepared(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Prepared:
         """The prepared rows for a configuration; `privacy` is that of the other runs, if this one has none."""
@@ -145,7 +150,8 @@ class Bench:
         if key not in self.made:
             room = SHARED // max(sum(c.nbytes for c in self.population.columns.values()), 1)
             while len(self.made) >= max(room, 1):  # remove the oldest, because seeds come in turn
-                del self.made[next(iter(self.made))]
+                gone = self.made.pop(next(iter(self.made)))
+                self.built = {key: pair for key, pair in self.built.items() if pair[0] is not gone}
             name = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
             kept = privacy or "pieces" in self.population.columns  # noised statistics, or a vocabulary
             store = self.folder / "statistics" / f"{name}.json" if self.folder and kept else None
@@ -153,7 +159,25 @@ class Bench:
         return self.made[key]
 
     def build(self, config: ExperimentConfig, privacy: PrivacyConfig | None = None) -> Experiment:
-        return build(config, prepared=self.prepared(config, privacy))
+        prepared = self.prepared(config, privacy)
+        key = json.dumps(resolved(config), default=repr)
+        before, experiment = self.built.get(key, (None, None))
+        if experiment is None or before is not prepared:
+            experiment = build(config, prepared=prepared)
+            while len(self.built) >= KEPT:
+                del self.built[next(iter(self.built))]
+            if experiment.population is prepared.population:  # rows that an attack changed would stay in memory
+                self.built[key] = prepared, experiment
+        return experiment
+
+    def engine_choice(self, experiment: Experiment) -> EngineChoice:
+        """How the experiment's clients are executed, chosen once for a model and its methods, whatever their knobs."""
+        config = experiment.config
+        tables = [config.get(name) for name in ("model", "cohort", "engine", "privacy", "transform", "safe_steps")]
+        key = json.dumps([*tables, [stage["method"] for stage in config["stage"]]], default=repr)
+        if key not in self.engines:
+            self.engines[key] = engine_choice(experiment)
+        return self.engines[key]
 
 
 def _scored(task: BaseTask, config: ExperimentConfig, about: About) -> tuple[BaseTask, str]:

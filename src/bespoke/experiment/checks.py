@@ -24,7 +24,7 @@ from bespoke.experiment.config import (
     TuneConfig,
 )
 from bespoke.experiment.recorded import recorded
-from bespoke.experiment.stage import check_acceptance, check_stage
+from bespoke.experiment.stage import check_acceptance, stages_of
 from bespoke.experiment.typed import check_numbers, explain
 from bespoke.experiment.variants import check_entries, labelled
 from bespoke.messages.robust.settings import check_attack, check_robust, equal_weights
@@ -69,10 +69,9 @@ def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
             dropout=config.cohort.dropout, over_select=config.cohort.over_select, sampling=config.cohort.sampling,
             private=config.privacy is not None,
         )  # fmt: skip
-    for place, stage in enumerate(config.stage):
-        aggregator = check_stage(stage, f"{where}: stage {place}").aggregator
-        if aggregator is not None and aggregator.name != "mean":
-            _check_alone(config, f"{where}: stage {place}: aggregator = {aggregator.name!r}")
+    for place, stage in enumerate(stages_of(config, where)):
+        if stage.aggregator is not None and stage.aggregator.name != "mean":
+            _check_alone(config, f"{where}: stage {place}: aggregator = {stage.aggregator.name!r}")
     return config
 
 

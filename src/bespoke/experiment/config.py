@@ -5,9 +5,10 @@ reading.py reads a file, checks.py checks what types cannot express.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from bespoke.messages.robust.settings import AttackConfig, RobustConfig
 from bespoke.messages.secure.settings import SecureConfig
@@ -18,6 +19,9 @@ MOST_PIXELS = 1024  # lines or columns of a picture
 AUTO = "auto"  # rounds: until validation stops improving
 TEXT = ("context", "tokenizer", "lower", "length", "vocabulary", "shortest", "end")  # of [data]: how texts are read
 FEATURES = ("tokenizer", "lower", "length", "vocabulary")  # those of them for features of a text
+
+
+T = TypeVar("T")
 
 
 class _Strict(BaseModel):
@@ -179,6 +183,19 @@ class ExperimentConfig(_Strict):
     callbacks: dict[str, Any] | None = Field(default=None, description="who is told of the run, or ends its stages")
     secure: SecureConfig | None = Field(default=None, description="sums of masked messages; the server sees no others")
     stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
+    _checked: tuple[Any, tuple[Any, ...]] = PrivateAttr(default=(None, ()))  # the stages, and what they were read as
+
+    def once_by_stage(self, read: Callable[[int, dict[str, Any]], T]) -> tuple[T, ...]:
+        """What `read` makes of each stage and its place. It is called once in a process; see stage.py."""
+        stages, found = self._checked
+        if stages is not self.stage:  # else a copy with other stages
+            found = tuple(read(place, stage) for place, stage in enumerate(self.stage))
+            self._checked = self.stage, found
+        return found
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """Without the stages as they were read: knobs may hold objects that belong to this process."""
+        return {**super().__getstate__(), "__pydantic_private__": {"_checked": (None, ())}}
 
 
 class CompareConfig(_Strict):

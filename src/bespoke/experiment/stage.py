@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from bespoke.errors import UserError, unknown
 from bespoke.experiment.choosing import Acceptance
-from bespoke.experiment.config import AUTO
+from bespoke.experiment.config import AUTO, ExperimentConfig
 from bespoke.experiment.typed import check_knobs
 from bespoke.messages.robust.aggregator import NAME, Aggregator
 from bespoke.method import Method
@@ -23,6 +23,12 @@ class StageSettings(NamedTuple):
     accept: Acceptance | None  # when clients take their personal models
     aggregator: Aggregator | None  # how the mean of clients' changes is computed
     knobs: dict[str, Any]
+
+
+def stages_of(config: ExperimentConfig, where: str = "") -> tuple[StageSettings, ...]:
+    """The stages of an experiment, checked. Each is checked once in a process."""
+    before = f"{where}: " if where else ""
+    return config.once_by_stage(lambda place, stage: check_stage(stage, f"{before}stage {place}"))
 
 
 def check_stage(stage: dict[str, Any], where: str) -> StageSettings:

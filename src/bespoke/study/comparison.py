@@ -28,7 +28,7 @@ from bespoke.experiment.loading import load_population
 from bespoke.experiment.presets import Preset
 from bespoke.experiment.reading import read_experiment
 from bespoke.experiment.search_space import Space, grid, merged, probes, read_space
-from bespoke.experiment.stage import check_stage
+from bespoke.experiment.stage import StageSettings, stages_of
 from bespoke.experiment.variants import Entry, labelled
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.imported import trust_named
@@ -165,8 +165,8 @@ class Comparison:
             jobs.bench = bench
             if self.automatic:
                 self._choose_model(jobs)
-            # built once before any run, so that mistakes are refused and doubts reported at the start
-            planned = [jobs.bench.build(self._config(name, self.seeds[0], {})) for name in self.methods]
+            # built before any run, so that mistakes are refused and doubts reported at the start
+            planned = [jobs.bench.build(self._first(name)) for name in self.methods]
             self.notes = cautions(planned)
             for note in self.notes:
                 self.progress.note(note)
@@ -224,10 +224,10 @@ class Comparison:
                 tried[name] = best(usable, lower, f"model {name}")
         values = {name: read_selection(trial.jobs[0].path) for name, trial in tried.items()}
         self._adopt(self.settled.with_model(tried, values, lower))
+        self.progress.note(self.settled.model_note)
         if self.settled.switched:
             jobs.how, jobs.engine_file = None, "engine-network.json"
-        self.progress.note(self.settled.model_note)
-        self._check()
+            self._check()  # the linear model's knobs and stages were checked before
 
     def _unattacked(self, chosen: dict[str, dict[str, Any]]) -> list[Job]:
         """The same runs without the attack. The difference is the attack's cost to the honest clients."""
@@ -278,7 +278,7 @@ class Comparison:
         for name in self._needed():
             for probe in ({}, *probes(self._space(name))):
                 config = self._config(name, self.seeds[0], {name: probe})
-                check_stages_fit([_bare(stage, f"compare: {name}") for stage in config.stage])
+                check_stages_fit([_bare(stage) for stage in stages_of(config)])
 
     def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         entry = self._entry(name)
@@ -292,6 +292,12 @@ class Comparison:
         if key not in self._checked:  # each is checked once
             self._checked[key] = checked(raw, f"compare: {name}")
         return self._checked[key]
+
+    def _first(self, name: str) -> ExperimentConfig:
+        """A method's first trial, or its run if it has none; its ancestors as in their first trials."""
+        spaces = {other: self._space(other) for other in self._lineage(name)}
+        tried = {other: grid(space)[0] for other, space in spaces.items() if space}
+        return self._config(name, (self.tune_seeds or self.seeds)[0] if spaces[name] else self.seeds[0], tried)
 
     def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[TrialOfMethod]]]:
         """The best knobs of every method on validation rows, and all trials.
@@ -348,7 +354,7 @@ class Comparison:
         for name in self._needed():
             for _ in range(EXTENSIONS):
                 config = self._config(name, self.seeds[0], chosen)
-                method = _bare(config.stage[-1], f"compare: {name}")
+                method = _bare(stages_of(config)[-1])
                 if not hasattr(method, "widened"):
                     break
                 path = self.folder / "tuning" / folder_name(name, **chosen[name])
@@ -371,9 +377,9 @@ class Comparison:
 
     def _described(self, name: str, chosen: dict[str, dict[str, Any]]) -> MethodRecord:
         config = self._config(name, self.seeds[0], chosen)
-        aggregator = check_stage(config.stage[-1], f"compare: {name}").aggregator
+        last = stages_of(config)[-1]
         rule = config.robust if config.privacy is None else None
-        return describe(_bare(config.stage[-1], f"compare: {name}"), rule, aggregator)
+        return describe(_bare(last), rule, last.aggregator)
 
     def _about(
         self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, list[TrialOfMethod]], engine: str
@@ -444,10 +450,9 @@ def _import_report() -> None:
     import bespoke.report.terminal  # noqa: F401
 
 
-def _bare(stage: dict[str, Any], where: str) -> Method:
+def _bare(stage: StageSettings) -> Method:
     """The method of a stage with its knobs, on which its declarations may depend."""
-    found = check_stage(stage, where)
-    return METHODS.find(found.method, where)(NO_TASK, **found.knobs)
+    return METHODS[stage.method](NO_TASK, **stage.knobs)
 
 
 def default_methods(data: Any) -> tuple[str, ...]:

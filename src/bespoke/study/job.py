@@ -11,7 +11,7 @@ from bespoke.callbacks.callback import Callback
 from bespoke.errors import UserError
 from bespoke.experiment.build import Bench, resolved, to_toml
 from bespoke.experiment.config import ExperimentConfig
-from bespoke.experiment.experiment import engine_choice, stage_key
+from bespoke.experiment.experiment import stage_key
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.records import RunRecord
@@ -78,7 +78,7 @@ def execute(
     # this method may train another part of the model than the others, such as the last layer instead of a prefix
     another = any(type(stage.method.task) is not type(experiment.task) for stage in experiment.stages)
     if job.own_engine or another:
-        found = engine_choice(experiment)
+        found = bench.engine_choice(experiment)
         # beside other runs it has one thread, like they have
         how = found if how.threads > 1 or how.workers else replace(found, workers=0, threads=1)
     folder = RunFolder.create(job.path, to_toml(job.config))

@@ -26,7 +26,6 @@ from bespoke.digests import read_json, sealed
 from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import Bench, resolved
 from bespoke.experiment.config import EngineConfig
-from bespoke.experiment.experiment import engine_choice
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.imported import bound_to_this_process, only_here
 from bespoke.records import RunRecord
@@ -137,7 +136,7 @@ class Jobs:
     def _engine(self, job: Job) -> EngineChoice:
         """How clients are executed in all runs. The first run decides."""
         if self.how is None and not self._read_engine():
-            self.how = engine_choice(self.bench.build(job.config, job.privacy))
+            self.how = self.bench.engine_choice(self.bench.build(job.config, job.privacy))
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(self.folder / self.engine_file, json.dumps(sealed(self.how.to_json()), indent=1))
             self.progress.note(f"engine: {self.how.text()}")

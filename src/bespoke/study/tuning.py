@@ -22,7 +22,7 @@ from bespoke.errors import UserError
 from bespoke.experiment.build import resolved, to_toml
 from bespoke.experiment.callbacks import separated
 from bespoke.experiment.checks import check_tune, checked
-from bespoke.experiment.config import TuneConfig
+from bespoke.experiment.config import ExperimentConfig, TuneConfig
 from bespoke.experiment.loading import load_population
 from bespoke.experiment.presets import OWN, Preset, joined
 from bespoke.experiment.reading import read_experiment, read_toml
@@ -161,7 +161,7 @@ class Tuning:
         self.base, self.callbacks = separated(self.base, self.callbacks, f"{self.name}: callbacks")
         self.base, cluster = on_cluster(self.base)
         config = checked(self.base, self.name)
-        self._claim()
+        self._claim(config)
         with RunFolder(self.folder).locked():
             population = without_forgotten(load_population(config), self.folder)
             count = self.trials if self.optuna else len(grid(self.space))
@@ -183,7 +183,7 @@ class Tuning:
                 tried = self._searched(jobs, lower) if self.optuna else self._grid(jobs)
                 engine = jobs.text()
             winner = best(tried, lower, self.name)
-            chosen = checked(applied(self.base, winner.setting), self.name)
+            chosen = winner.jobs[0].config.model_copy(update={"seed": config.seed})
             about: TuneRecord = {
                 "format": RESULT_FORMAT, "title": config.label or self.name, "metric": experiment.metric,
                 "lower_is_better": lower, "seeds": list(self.seeds), "space": space_json(self.space),
@@ -209,11 +209,11 @@ class Tuning:
             return None
         return together([path if path in ended else ended[0] for path in paths])
 
-    def _claim(self) -> None:
+    def _claim(self, config: ExperimentConfig) -> None:
         """Claims the folder for this search; refuses a folder that belongs to another search."""
         asked = json.dumps(
             {
-                "experiment": resolved(checked(self.base, self.name)), "space": space_json(self.space),
+                "experiment": resolved(config), "space": space_json(self.space),
                 "seeds": list(self.seeds), "optuna": self.pruner if self.optuna else False,
             },
             indent=1,
