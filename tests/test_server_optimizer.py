@@ -10,6 +10,7 @@ import torch
 
 from bespoke.data.population import Population
 from bespoke.data.splits import everything
+from bespoke.experiment.stage import check_stage
 from bespoke.federation.engine import Choice, Engine
 from bespoke.federation.work import ClientWork
 from bespoke.methods import FedAvg
@@ -149,3 +150,23 @@ def test_fedavg_round_with_uniform_weights_and_a_server_rate() -> None:
     method, result = two_clients(server=ServerOptimizer("sgd", lr=3.0))
     server = method.server_round(method.init_server(method.task.init(0)), result.cohort)
     assert server["params"]["bias"].tolist() == [-1.5]
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "name", "lr", "eps"),
+    [
+        ("fedpc", {"lr": 0.5}, "adam", 0.5, 1e-8),  # the paper's server, with another rate
+        ("fedpc", {"name": "adam"}, "adam", 0.01, 1e-8),
+        ("fedpc-meta", {"eps": 0.001}, "adam", 0.001, 0.001),
+        ("fedpc", "sgd", "sgd", 1.0, 0.001),  # another optimizer has nothing of the method's
+        ("fedpc", {"name": "sgd", "lr": 0.5}, "sgd", 0.5, 0.001),
+        ("fedavg", {"lr": 0.5}, "sgd", 0.5, 0.001),
+        ("fedavg", {"name": "adam", "lr": 0.5}, "adam", 0.5, 0.001),
+    ],
+)
+def test_a_table_that_sets_a_part_keeps_the_methods_own_optimizer(
+    method: str, table: Any, name: str, lr: float, eps: float
+) -> None:
+    """`server.lr` of a grid tunes the optimizer that the method has without it."""
+    server = check_stage({"method": method, "rounds": 1, "server": table}, "stage 0").knobs["server"]
+    assert (server.name, server.lr, server.eps) == (name, lr, eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import Field as KnobField
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -56,7 +57,7 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
                     inner = {key: value for key, value in inner.items() if key != "name"}
                 typed = check_knobs(inner_type, inner, f"{where}: {entry.name}")
                 try:
-                    nested[entry.name] = inner_type(**typed)
+                    nested[entry.name] = inner_type(**_usual(entry, inner_type, typed), **typed)
                 except ValueError as error:  # knobs that cannot be combined
                     raise UserError(f"{where}: {entry.name}: {error}") from None
             continue
@@ -74,6 +75,19 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
     except ValidationError as error:
         raise explain(error, model, where, also) from None
     return {name: getattr(found, name) for name in found.model_fields_set} | nested
+
+
+def _usual(entry: KnobField[Any], kind: type, typed: dict[str, Any]) -> dict[str, Any]:
+    """What the method itself sets in this table besides: `server = {lr = 0.1}` keeps the method's own optimizer.
+
+    A table that names something else than the default has nothing of it.
+    """
+    default = None if entry.default_factory is MISSING else entry.default_factory()
+    if type(default) is not kind or typed.get("name", getattr(default, "name", None)) != getattr(default, "name", None):
+        return {}
+    return {
+        known.name: getattr(default, known.name) for known in fields(kind) if known.init and known.name not in typed
+    }
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
