@@ -57,7 +57,7 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
                     inner = {key: value for key, value in inner.items() if key != "name"}
                 typed = check_knobs(inner_type, inner, f"{where}: {entry.name}")
                 try:
-                    nested[entry.name] = inner_type(**_usual(entry, inner_type, typed), **typed)
+                    nested[entry.name] = inner_type(**_completed(entry, inner_type, typed))
                 except ValueError as error:  # knobs that cannot be combined
                     raise UserError(f"{where}: {entry.name}: {error}") from None
             continue
@@ -77,17 +77,16 @@ def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, 
     return {name: getattr(found, name) for name in found.model_fields_set} | nested
 
 
-def _usual(entry: KnobField[Any], kind: type, typed: dict[str, Any]) -> dict[str, Any]:
-    """What the method itself sets in this table besides: `server = {lr = 0.1}` keeps the method's own optimizer.
+def _completed(entry: KnobField[Any], kind: Any, typed: dict[str, Any]) -> dict[str, Any]:
+    """A table with what the method sets there by default: `server = {lr = 0.1}` keeps the method's own optimizer.
 
     A table that names something else than the default has nothing of it.
     """
-    default = None if entry.default_factory is MISSING else entry.default_factory()
-    if type(default) is not kind or typed.get("name", getattr(default, "name", None)) != getattr(default, "name", None):
-        return {}
-    return {
-        known.name: getattr(default, known.name) for known in fields(kind) if known.init and known.name not in typed
-    }
+    default: Any = None if entry.default_factory is MISSING else entry.default_factory()
+    named = getattr(default, "name", None)
+    if type(default) is not kind or typed.get("name", named) != named:
+        return typed
+    return {known.name: getattr(default, known.name) for known in fields(kind) if known.init} | typed
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str, also: tuple[str, ...] = ()) -> UserError:
