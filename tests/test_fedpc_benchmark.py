@@ -197,3 +197,9 @@ def test_frozen_is_fedpc_without_tuning(tmp_path: Path) -> None:
     engines = [json.loads(place.read_text())["reason"] for place in places]
     assert engines[0] == "a model that takes the rows of many clients in one batch"
     assert engines[1] != engines[0]  # last layers are too large for a chunk of clients: found out anew
+
+
+def test_a_rate_at_the_edge_of_what_was_tried_is_told() -> None:
+    tuning = [{"knobs": {"lr": lr, "mu": mu}} for lr in (0.1, 0.2, 0.3) for mu in (1.0,)]
+    assert page._edges({"chosen": {"lr": 0.3, "mu": 1.0}, "tuning": tuning}) == {"lr": 0.3}
+    assert page._edges({"chosen": {"lr": 0.2, "mu": 1.0}, "tuning": tuning}) == {}  # of mu there was no other

@@ -84,8 +84,21 @@ def _run(folder: Path) -> str:
     for entry in rates["methods"]:
         tried = ", ".join(f"{_knobs(trial['knobs'])}: {number(trial['validation'])}" for trial in entry["tuning"])
         lines.append(f"| {TITLES[entry['label']]} | {tried} | {_knobs(entry['chosen'])} |")
+    edges = [f"{TITLES[entry['label']]}: {knobs}" for entry in rates["methods"] if (knobs := _knobs(_edges(entry)))]
+    if edges:
+        lines += ["", f"At the edge of what was tried (a better rate may lie beyond): {'; '.join(edges)}."]
     lines += ["", *_paper_cost(folder / "known", known)]
     return "\n".join(lines)
+
+
+def _edges(entry: dict[str, Any]) -> dict[str, Any]:
+    """The chosen values that are the smallest or the largest of those that were tried."""
+    found = {}
+    for name, value in entry["chosen"].items():
+        tried = {trial["knobs"][name] for trial in entry["tuning"]}
+        if len(tried) > 1 and value in (min(tried), max(tried)):
+            found[name] = value
+    return found
 
 
 def _settings(folder: Path) -> dict[str, Any]:
