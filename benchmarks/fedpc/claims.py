@@ -9,10 +9,12 @@ from benchmarks.fedpc.readings import Change, Table, change
 from results_claim import Claim
 
 OURS = ("fedpc", "fedpc-frozen", "fedpc-generated")
+PLAIN = ("fedpc-plain",)  # without Adam on the server
 BASELINES = ("fedpc-split", "fedpc-meta")
 TITLES = {
     "fedpc": "FedPC", "fedpc-frozen": "FedPC (Frozen)", "fedpc-generated": "FedPC (Generated)",
     "fedpc-split": "Split-Learning", "fedpc-meta": "Meta-Learning", "shared-prefix": "one shared prefix",
+    "fedpc-plain": "FedPC, plain averaging", "shared-prefix-plain": "one shared prefix, plain averaging",
     "none": "no prefix",
 }  # fmt: skip
 
@@ -77,8 +79,8 @@ def _size(table: Table, paper: dict[str, list[list[float]]]) -> list[Claim]:
 def beyond(table: Table) -> list[str]:
     """What the paper did not ask: is FedPC better than one prefix for all, and than none?"""
     lines = []
-    for method in OURS:
-        for other in ("shared-prefix", "none"):
+    for method in (*OURS, *PLAIN):
+        for other in ("shared-prefix-plain" if method in PLAIN else "shared-prefix", "none"):
             mine, theirs = table.at(method, "all"), table.at(other, "all")
             if mine is not None and theirs is not None:
                 found = change(mine, theirs)

@@ -40,7 +40,8 @@ def comparison(part: str, asked: argparse.Namespace) -> Comparison:
     command = f"python -m benchmarks.fedpc {part}"
     found = Comparison.read(HERE / "tables.toml", asked.folder / part, command=command)
     options, base = dict(found.base["data"]["options"]), found.base
-    found.methods = tuple(name for name in found.methods if name in METHODS)
+    if part not in ("rates", "known"):
+        found.methods, found.entries = tuple(name for name in found.methods if name in METHODS), {}
     if part == "rates":
         found.tune, found.seeds, found.rounds = True, (100,), 4
         options["most"], base = 150, {**base, "cohort": {"size": 10}}
@@ -102,9 +103,10 @@ def analyses(part: str, made: Comparison) -> list[tuple[Path, Wanted, bool]]:
     found = []
     tables = part in ("known", "withheld")
     for seed, name in itertools.product(made.seeds, made.methods):
-        numbers = NUMBERS if tables and name != "shared-prefix" else ()
+        of_paper = name in METHODS and name != "shared-prefix"
+        numbers = NUMBERS if tables and of_paper else ()
         # of other methods one seed: what is asked of users and contexts is asked of FedPC
-        crossed = name == "fedpc" or (part == "known" and name != "shared-prefix" and seed == made.seeds[0])
+        crossed = name == "fedpc" or (part == "known" and of_paper and seed == made.seeds[0])
         if numbers or crossed:
             path = made.folder / "runs" / f"{name}-seed{seed}"
             found.append((path, Wanted(numbers=numbers, crossed=crossed), tables and name == "fedpc"))
