@@ -1,18 +1,18 @@
 """Writes docs/language.md: Group Personalized FL's language models, the paper's numbers beside ours, from run folders.
 
-A section of which no run folder is there stays as it stands, so that one experiment can be run again alone.
+A section without run folders stays as it is, so that one experiment can be run again alone.
 
 bespoke compare benchmarks/groups/ted_rates.toml --out runs/language-ted-rates              rates, for ted.toml
 bespoke compare benchmarks/groups/ted.toml --out runs/language-ted                          Table 3's form, on topics
-bespoke compare benchmarks/groups/ted_collections.toml --out runs/language-ted-collections  groups that mean nothing
+bespoke compare benchmarks/groups/ted_collections.toml --out runs/language-ted-collections  groups without meaning
 bespoke compare benchmarks/groups/ted_paper.toml --out runs/language-ted-paper              the paper's model
-bespoke compare benchmarks/groups/ted_found.toml --out runs/language-ted-found              groups found against topics
+bespoke compare benchmarks/groups/ted_found.toml --out runs/language-ted-found              found groups and topics
 bespoke compare benchmarks/groups/wikitext.toml --out runs/language-wikitext
 bespoke compare benchmarks/groups/shakespeare_words.toml --out runs/language-shakespeare
 python benchmarks/language.py
 
-Each command, given again with --resume, goes on where it was stopped. The tables of word frequencies need the
-TED talks and are made once, into runs/language-unigrams.json.
+Each command continues with --resume where it was stopped. The tables of word frequencies need the TED talks. They are
+made once, into runs/language-unigrams.json.
 """
 
 import argparse
@@ -38,33 +38,36 @@ from bespoke.statistics.formatting import number
 HEADER = """# Language models: Group Personalized FL
 
 Liu et al., *Group Personalized Federated Learning*, ICASSP 2023, train word language models of videos (Table 3, not
-public) and of WikiText-103 (Table 6). Here a client is a TED talk, a page of WikiText or a role of Shakespeare, and a
-group a topic, found in training text, or a play. Each table is made by a command from run folders (`python
+public) and of WikiText-103 (Table 6). Here a client is a TED talk, a page of WikiText or a role of Shakespeare. A
+group is a topic, found in training text, or a play. A command makes each table from run folders (`python
 benchmarks/language.py`).
 """
 UNIGRAMS = """## Do the groups differ?
 
-The cheapest language model is a table of word frequencies. If a group's own table, drawn towards everybody's, tells its
-held-out text better than everybody's does, then there is something for a group's model to learn. Any division gains a
-little, because a group's table holds the talk's own words: what counts is the gain beyond groups at random."""
+The cheapest language model is a table of word frequencies. A group's own table is shrunk towards the table of all
+texts. If it predicts the group's held-out text better than the table of all texts does, then a group's model has
+something to learn. Any division gains a little, because a group's table contains the talk's own words. What counts is
+the gain beyond that of random groups."""
 EXPERIMENTS = """## Tables 3, 4 and 6, Figure 1
 
-Perplexity of all test segments together, an unknown word counting as one word. FL is `fedavg`, PerFL `finetune`. One
-split serves all seeds, since topics follow it: ± is over seeds, intervals are over clients.
+The tables show the perplexity of all test segments together; an unknown word counts as one word. FL is `fedavg`,
+PerFL is `finetune`. All seeds use one split, because topics depend on it: ± is over seeds, intervals are over
+clients.
 
-| experiment | file in benchmarks/groups | on two cores, by calculation |
+| experiment | file in benchmarks/groups | time on two cores, calculated |
 | --- | --- | ---: |
 | rates, chosen on validation rows | ted_rates.toml | 20 minutes |
 | TED talks by topic | ted.toml | 80 minutes |
-| by collection, where groups mean nothing; FL trained as long as GroupFL | ted_collections.toml | 20 minutes |
+| TED talks by collection (groups without meaning); FL trained as long as GroupFL | ted_collections.toml | 20 minutes |
 | the paper's model | ted_paper.toml | 45 minutes |
-| groups found by updates, features and loss, against topics | ted_found.toml | 15 minutes |
-| WikiText's pages at hand, topics found | wikitext.toml | 10 minutes |
+| groups found by updates, features and loss, compared with topics | ted_found.toml | 15 minutes |
+| the available pages of WikiText, topics found | wikitext.toml | 10 minutes |
 | all of WikiText-103, as in the paper | wikitext_full.toml | three weeks |
 | Shakespeare's roles by play | shakespeare_words.toml | 20 minutes |
 
-GroupFL trains longer than FL: part of what it gains is the training. "FL longer" has as much of it without groups. The
-paper's perplexities are of other texts; what can be compared is what a method changes. Its Table 3 is:
+GroupFL trains longer than FL, so part of its gain comes from the longer training. "FL longer" trains as long as
+GroupFL, without groups. The paper's perplexities are of other texts; only the changes between methods can be
+compared. The paper's Table 3 is:
 
 | category | FL | PerFL | GroupFL | GroupPerFL |
 | --- | ---: | ---: | ---: | ---: |
@@ -75,12 +78,12 @@ paper's perplexities are of other texts; what can be compared is what a method c
 | news | 253.6 | 224.1 | 226.0 | **218.7** |
 | gaming | 233.9 | 185.9 | 199.3 | **168.7** |
 | basketball | 470.7 | 290.7 | 272.8 | **228.6** |"""
-BF16 = "Products in training are computed in bfloat16 (`[engine] precision`), parameters and scores in float32."
-FLAT = 0.01  # of the perplexity: a training whose last quarter gains less has about converged
+BF16 = "Products in training are computed in bfloat16 (`[engine] precision`); parameters and scores are float32."
+FLAT = 0.01  # fraction of the perplexity: training whose last quarter gains less has about converged
 
 
 def unigrams(cache: Path) -> str:
-    """The section on word frequencies: of the talks of the experiments, and of all talks."""
+    """The section on word frequencies, of the talks of the experiments and of all talks."""
     if not cache.exists():
         found = []
         for talks, which in ((600, "600 talks"), (0, "all talks")):
@@ -101,7 +104,7 @@ def _table(counted: Statistics) -> str:
 
 
 def section(folder: Path) -> str:
-    """One experiment: the table, the claims, the costs, and how far the training had come."""
+    """One experiment: the table, the claims, the costs, and whether training had converged."""
     study, table = read([folder])
     lines = [results_groups.section(folder)]
     found = gain(study, table, summarize_study(study, table))
@@ -140,8 +143,8 @@ def _converged(study: RunSet) -> list[str]:
     best = min(rounds, key=lambda at: points[at])
     if points[rounds[-1]] > (1 + FLAT) * points[best]:
         verdict = (
-            f"past its best after round {best}. FL was trained for too long and fits its training rows too well. All "
-            "other methods start from its last round, so that their order holds for this setting alone"
+            f"past its best after round {best}. FL was trained for too long and overfits its training rows. All other "
+            "methods start from its last round, so their order holds only for this setting"
         )
     shown = ", ".join(f"{number(points[at])} after {at}" for at in rounds)
     return [
@@ -151,7 +154,7 @@ def _converged(study: RunSet) -> list[str]:
 
 
 def _rates(study: RunSet) -> list[str]:
-    """Which values were tried on validation rows, and which were chosen."""
+    """The values that were tried on validation rows, and the chosen ones."""
     lines = [
         f"- {entry['title']}: "
         + ", ".join(f"{trial['knobs']}: {number(trial['validation'])}" for trial in entry["tuning"])
@@ -159,7 +162,7 @@ def _rates(study: RunSet) -> list[str]:
         for entry in study.compare["methods"]
         if entry["tuning"]
     ]
-    return ["Tried, with the validation perplexity of each:\n\n" + "\n".join(lines)] if lines else []
+    return ["Values tried, with the validation perplexity of each:\n\n" + "\n".join(lines)] if lines else []
 
 
 def _personal(study: RunSet, table: Any) -> list[str]:
@@ -174,7 +177,7 @@ def _personal(study: RunSet, table: Any) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder that holds them")
+    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder of the run folders")
     parser.add_argument("--output", type=Path, default=Path("docs/language.md"))
     arguments = parser.parse_args()
     folders = [path.parent for path in sorted(arguments.runs.glob("language-*/summary.json"))]
@@ -182,7 +185,7 @@ def main() -> None:
     try:
         parts.append(unigrams(arguments.runs / "language-unigrams.json"))
     except MissingFile as error:
-        print(f"word frequencies are left as they stand: {error}")
+        print(f"word frequencies stay as they are: {error}")
     if len(parts) == 1 and not folders:
         raise UserError(f"{arguments.runs} holds no finished run of a language model: see --help for what to run")
     parts.append("\n\n".join([EXPERIMENTS, *map(section, folders)]))

@@ -1,9 +1,9 @@
 """Writes docs/results.md: published numbers beside ours, from the run folders in `runs`.
 
-A section of which no run folder is there stays as it stands, so that one experiment can be run again alone.
+A section without run folders stays as it is, so that one experiment can be run again alone.
 
 bespoke compare benchmarks/motley/school.toml --out runs/motley-school         and so on: runs/motley-NAME
-bespoke analyze runs/motley-school                                             what the paper's figures need
+bespoke analyze runs/motley-school                                             for the paper's figures
 bespoke compare benchmarks/groups/chem97.toml --out runs/groups-chem97         runs/groups-NAME
 python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 python benchmarks/self_fl/wake_word.py --out runs/self-fl-wake-word            see benchmarks/self_fl
@@ -35,10 +35,10 @@ from bespoke.errors import UserError
 
 HEADER = """# Results
 
-Published numbers beside ours. Each table is made by a command from run folders (`python benchmarks/results.py`); where
-a claim of a paper does not hold here, that is said beside it, with what differs: data, size of the model, rounds.
-"Still improving" is about validation curves: the order of methods means something only where they are flat. A table
-that does not say it is older than this check, and so are the verdicts beside it.
+This page shows published numbers beside ours. A command makes each table from run folders (`python
+benchmarks/results.py`). Where a paper's claim does not hold here, the page says so and names the differences: data,
+size of the model, rounds. "Still improving" describes validation curves: the order of methods means something only
+where the curves are flat. A table without this check is older than the check, and so are its verdicts.
 """
 SEEDS = r" --set compare\.seeds=\S+?(?=[ `]|$)"
 
@@ -70,14 +70,14 @@ def chapters(runs: Path) -> list[str]:
 
 
 def merged(old: str, new: str) -> str:
-    """`old` with the sections of `new` in place of its own; what it has not yet goes to the end of its chapter."""
+    """`old` with its sections replaced by those of `new`; new sections go to the end of their chapter."""
     kept = [_sections(chapter) for chapter in _chapters(old)]
     for fresh in map(_sections, _chapters(new)):
         name = next(iter(fresh))
         mine = next((chapter for chapter in kept if next(iter(chapter)) == name), None)
         if mine is None:
             kept.append(fresh)
-        else:  # a chapter of which only a section was run again comes without a head
+        else:  # a chapter of which only one section was run again has no head
             mine.update({first: text for first, text in fresh.items() if text.strip() != name})
     return "\n\n".join(text.strip() for chapter in kept for text in chapter.values()) + "\n"
 
@@ -101,7 +101,7 @@ def _chapters(text: str) -> list[str]:
 def _sections(chapter: str) -> dict[str, str]:
     """The head of a chapter and its sections, by first line; two experiments on the same data by their command.
 
-    The number of seeds makes no other experiment.
+    A different number of seeds is not a different experiment.
     """
     found = {}
     for text in re.split(r"^(?=### )", chapter, flags=re.MULTILINE):
@@ -112,7 +112,7 @@ def _sections(chapter: str) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder that holds them")
+    parser.add_argument("runs", nargs="?", type=Path, default=Path("runs"), help="the folder of the run folders")
     parser.add_argument("--output", type=Path, default=Path("docs/results.md"))
     arguments = parser.parse_args()
     found = chapters(arguments.runs)

@@ -1,7 +1,7 @@
-"""Whether methods had stopped improving when their training ended: a column for the tables of docs/results.md.
+"""Whether methods still improved when their training ended: a column for the tables of docs/results.md.
 
-The number is that of the report (`last_improvement`): how much the validation curve gained in the last fifth of its
-rounds, in percent of its end, the mean over seeds. The order of two methods means something where both are flat.
+The number is that of the report (`last_improvement`): the gain of the validation curve in the last fifth of its rounds,
+in percent of its last value, as a mean over seeds. The order of two methods means something if both curves are flat.
 """
 
 import math
@@ -17,13 +17,14 @@ HEAD = "still improving"
 NOT_CONVERGED, PAST_ITS_BEST, NO_CURVE = "not converged", "past its best", "no validation curve"
 NOTE = (
     "Still improving: how much the validation curve gained in the last fifth of the rounds (or of the epochs, for "
-    f"methods without rounds). Above {100 * STILL_IMPROVING:g} % a method has not converged; its place means little. "
-    f"Past its best: the curve got worse by more than {100 * PAST_BEST:g} %, so the method was trained for too long."
+    f"methods without rounds). Above {100 * STILL_IMPROVING:g} %, a method has not converged, and its rank means "
+    f"little. Past its best: the curve got worse by more than {100 * PAST_BEST:g} %, so the method was trained for too "
+    "long."
 )
 
 
 def improvements(folder: Path) -> dict[str, float]:
-    """Of every method of a comparison folder; NaN where there is no curve."""
+    """The gain of every method of a comparison folder; NaN if there is no curve."""
     runs: dict[str, list[FinishedRun]] = {}
     for path in sorted((folder / "runs").glob("*/result.json")):
         try:
@@ -35,7 +36,7 @@ def improvements(folder: Path) -> dict[str, float]:
 
 
 def improvement(runs: Sequence[FinishedRun]) -> float:
-    """Of one method, by the metric of its runs."""
+    """The gain of one method, by the metric of its runs."""
     result = runs[0].result
     return converged.improvement(runs, str(result["metric"]), bool(result["lower_is_better"]))
 
@@ -46,9 +47,9 @@ def column(folder: Path) -> dict[str, str]:
 
 
 def unsettled(folder: Path, titles: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Why nothing can be said of a method of a comparison folder, for those of which this is so.
+    """The methods of a comparison folder that cannot be judged, with the reason.
 
-    `titles`: the names of the methods in the result; of those that it lacks nothing is said.
+    `titles`: the names of the methods in the result; other methods are left out.
     """
     gains = improvements(folder)
     names = {label: label for label in gains} if titles is None else titles
@@ -57,7 +58,7 @@ def unsettled(folder: Path, titles: Mapping[str, str] | None = None) -> dict[str
 
 
 def reason(gain: float) -> str:
-    """Why the place of a method means little; nothing if its validation curve is flat at the end."""
+    """Why the rank of a method means little; empty if its validation curve is flat at the end."""
     if not math.isfinite(gain):
         return NO_CURVE
     return PAST_ITS_BEST if gain < -PAST_BEST else NOT_CONVERGED if gain > STILL_IMPROVING else ""
@@ -67,5 +68,5 @@ def sentence(cells: dict[str, str]) -> str:
     """A line under a table that has no room for the column."""
     known = {name: text for name, text in cells.items() if text != "–"}
     if not known:
-        return "No validation curve is long enough to tell whether a method still improved."
+        return "No validation curve is long enough to show whether a method still improved."
     return f"{NOTE} {'; '.join(f'{name} {text}' for name, text in known.items())}."

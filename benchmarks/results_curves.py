@@ -1,4 +1,4 @@
-"""The validation curves of a comparison as a table for docs/results.md: what they are at the ends of fifths."""
+"""The validation curves of a comparison as a table for docs/results.md: their values after each fifth."""
 
 from bespoke.report.summary import Summary
 from bespoke.statistics.clients import over_seeds
@@ -13,7 +13,7 @@ Curve = dict[float, float]
 
 
 def curves(study: RunSet, summary: Summary) -> list[str]:
-    """A line for each method by its rounds, and by its epochs where it tries some; the mean over seeds."""
+    """A line for each method by rounds, and one by epochs if it tries several; the mean over seeds."""
     lines: list[str] = []
     drawn: list[list[Curve]] = []
     for method in summary.methods:
@@ -30,8 +30,8 @@ def curves(study: RunSet, summary: Summary) -> list[str]:
     name = metric_name(summary.metric)
     return [
         "",
-        f"Validation curves: the mean {name} per client on validation rows after so much of the last stage's training, "
-        "the mean over seeds. Epochs are those at the chosen rate.",
+        f"Validation curves: the mean {name} per client on validation rows, after these fractions of the last stage's "
+        "training; the mean over seeds. Epochs are those at the chosen rate.",
         "",
         f"| method | trained for | {' | '.join(f'{100 * part:.0f} %' for part in FIFTHS)} |",
         f"| --- | ---: |{' ---: |' * len(FIFTHS)}",
@@ -40,6 +40,6 @@ def curves(study: RunSet, summary: Summary) -> list[str]:
 
 
 def _until(curve: Curve, part: float) -> float:
-    """The last value up to this part of the way from the first point to the last."""
+    """The last value up to this fraction of the curve."""
     first, last = min(curve), max(curve)
     return curve[max(at for at in curve if at <= first + part * (last - first) + 1e-9)]

@@ -1,4 +1,4 @@
-"""The chapter "Groups" of docs/results.md: Group Personalized FL's claims beside ours, from run folders."""
+"""The chapter "Groups" of docs/results.md: claims of Group Personalized FL beside our results, from run folders."""
 
 import json
 import math
@@ -22,21 +22,22 @@ TITLE = "## Groups: Group Personalized FL"
 WAYS = {"fedavg": "FL", "finetune": "PerFL", "group-fl": "GroupFL", "group-perfl": "GroupPerFL"}  # as the paper says
 PERSONAL = ("PerFL", "GroupPerFL")
 MOST_GROUPS = 10
-MOST_GAIN = 0.7  # of clients, "approximately": it has to lie within two standard deviations over seeds
-LEAST = 0.02  # the paper's smallest improvement of GroupPerFL on PerFL in what it calls one, Section 5.5
+MOST_GAIN = 0.7  # of clients, "approximately": within two standard deviations over seeds
+LEAST = 0.02  # the smallest gain of GroupPerFL over PerFL that the paper calls an improvement, Section 5.5
 
 HEADER = f"""{TITLE}
 
-Liu et al., *Group Personalized Federated Learning*, ICASSP 2023. The paper's video data are not public and of its
-second data, WikiText-103, only validation and test pages are at hand, so what is held against it is not its numbers
-but what it claims: that GroupPerFL is the best of its four methods, that group training improves the global model,
-and that about 70 % of clients are better off with GroupPerFL than with PerFL. All rates are tuned on validation rows
-over the same values for every method. FL is `fedavg`, PerFL `finetune`; Self-FL and Ditto stand beside them. A row is
-a group (Tables 3 and 6); the best of a row is bold; ± is the standard deviation over seeds.
+Liu et al., *Group Personalized Federated Learning*, ICASSP 2023. The paper's video data are not public. Of its second
+data set, WikiText-103, only validation and test pages are available here. The numbers therefore cannot be compared,
+but the claims can: GroupPerFL is the best of the paper's four methods; group training improves the global model;
+about 70 % of clients are better off with GroupPerFL than with PerFL. For every method, all rates are tuned on
+validation rows over the same values. FL is `fedavg`, PerFL is `finetune`; Self-FL and Ditto are shown for comparison.
+A row is a group (Tables 3 and 6). The best value of a row is bold. ± is the standard deviation over seeds.
 
-Its Table 4 is reproduced by calculation (`tests/statistics/test_group_numbers.py`): 3060, 3060, 3990, 3990 models and
-20, 25, 30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL, if every round's model is delivered to every client (152
-rounds an epoch of 15,243 owners, 92 of 9,178) and a client uploads once an epoch.
+The paper's Table 4 is reproduced by calculation (`tests/statistics/test_group_numbers.py`): 3060, 3060, 3990, 3990
+models and 20, 25, 30, 35 epochs for FL, PerFL, GroupFL, GroupPerFL. The calculation assumes that the model of every
+round is delivered to every client (152 rounds per epoch of 15,243 owners, 92 of 9,178), and that a client uploads
+once per epoch.
 """
 
 
@@ -96,7 +97,7 @@ def _cell(value: OverSeeds, whole: bool, best: bool) -> str:
 def _claims(
     study: RunSet, table: object, summary: Summary, rows: list[GroupRow], lower: bool, unjudged: dict[str, str]
 ) -> list[str]:
-    """What the paper claims of its four methods, and whether it holds here."""
+    """The paper's claims about its four methods, and whether they hold here."""
     known = {way: labelled(study, way) for way in WAYS}
     if not all(known.values()):
         return []
@@ -146,7 +147,7 @@ def _change(value: OverSeeds, base: OverSeeds) -> str:
 
 
 def _histogram(found: Gain) -> str:
-    """Figure 1 in words: how the clients' relative changes are spread."""
+    """Figure 1 in words: the distribution of the clients' relative changes."""
     low, q1, middle, q3, high = np.percentile(found.of(), [10, 25, 50, 75, 90])
     return (
         f"Figure 1, relative change of {metric_name(found.metric)} per client, GroupPerFL against PerFL: median "
@@ -156,7 +157,7 @@ def _histogram(found: Gain) -> str:
 
 
 def _found(study: RunSet, table: object, titles: dict[str, str]) -> list[str]:
-    """Groups that were found and trained: how many, and how they agree with known ones."""
+    """Groups that were found and trained: their number, and their agreement with known groups."""
     trained = [entry["label"] for entry in study.compare["methods"] if entry["name"] in ("group-fl", "hypcluster")]
     lines = []
     for one in clusters_of(table):  # type: ignore[arg-type]
@@ -176,8 +177,10 @@ def _costs(study: RunSet, titles: dict[str, str]) -> list[str]:
     if not found:
         return []
     rows = {
-        "models, each round's delivered to all (as the paper counts)": [f"{found[k].delivered:,.0f}" for k in titles],
-        "models, sent to those who take part": [f"{found[k].sent:,.0f}" for k in titles],
+        "models, if each is delivered to all clients (as the paper counts)": [
+            f"{found[k].delivered:,.0f}" for k in titles
+        ],
+        "models, if sent to participants only": [f"{found[k].sent:,.0f}" for k in titles],
         "local epochs": [f"{e:,.0f}" if (e := found[k].epochs) is not None else "steps" for k in titles],
     }
     return [

@@ -21,10 +21,10 @@ from results_motley_claims import Found, claims
 
 HEADER = """## Motley
 
-In the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first seed, results are
-for query rows. Every number is averaged over seeds, ± its standard deviation over seeds; std is the standard deviation
-across clients (the paper's fairness metric); a client is hurt if it is worse off than with the fedavg run of the same
-seed.
+The tables have the form of the paper's Tables 4 to 7. Hyper-parameters are chosen on validation rows of the first
+seed; results are computed on query rows. Every number is the mean over seeds, ± its standard deviation over seeds.
+std is the standard deviation across clients (the paper's fairness metric). A client is hurt if it is worse off than
+with the fedavg run of the same seed.
 """
 
 
@@ -41,7 +41,7 @@ def section(folder: Path) -> str:
     study, table = read([folder])
     summary = summarize_study(study, table)
     found = concerns(study, summary, table)
-    command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # where it was made is nobody's concern
+    command = re.sub(r" --(out|jobs)[ =]\S+", "", about["command"])  # the output folder is not part of the experiment
     command = re.sub(r"\S*/(?=benchmarks/)", "", command)
     lines = [
         f"### {about['title']}",
@@ -58,18 +58,18 @@ def section(folder: Path) -> str:
     lines += acceptance(summary)
     lines += clusters(clusters_of(table))
     if found:
-        lines += ["", "Practical concerns, as the report finds them:", "", *(f"- {concern.text}" for concern in found)]
+        lines += ["", "Practical concerns that the report found:", "", *(f"- {concern.text}" for concern in found)]
     return "\n".join(lines)
 
 
 def cohort(about: dict[str, Any]) -> str:
-    """How many clients a round has, and how many rounds there are."""
+    """The number of clients per round, and the number of rounds."""
     rounds = {sum(stage.get("rounds") or 0 for stage in method["stages"]) for method in about["methods"]}
     return f"; {about['cohort']:,} clients in each of up to {max(rounds):,} rounds" if about.get("cohort") else ""
 
 
 def acceptance(summary: Summary) -> list[str]:
-    """What rules for taking one's personal model do, for every method."""
+    """The effect of acceptance rules for personal models, for every method."""
     if not summary.accepted:
         return []
     rows = [
@@ -81,7 +81,7 @@ def acceptance(summary: Summary) -> list[str]:
     ]
     return [
         "",
-        "Acceptance: clients keep the baseline's model unless a rule, made on validation data alone, allows theirs.",
+        "Acceptance: a client keeps the baseline's model unless a rule from validation data allows its own model.",
         "",
         "| method | a client takes its model if it | clients that do | hurt without | hurt with "
         "| mean without | mean with | verdict |",
@@ -91,7 +91,7 @@ def acceptance(summary: Summary) -> list[str]:
 
 
 def clusters(found: list[Clusters]) -> list[str]:
-    """What clusters hold of known groups (Figure 6d), where there are any."""
+    """How clusters match known groups (Figure 6d), if there are any."""
     lines = []
     for one in found:
         if one.agreement is None:

@@ -1,7 +1,7 @@
-"""What Motley observes, held against a comparison folder: one table for each dataset, and one for all of them.
+"""Compares Motley's observations with a comparison folder: one table for each dataset, and one for all of them.
 
-Every observation is judged on each dataset alone (results_motley_judges.py), or is "not tested", with the reason.
-Nothing is judged with a method that had not converged.
+Every observation is judged on each dataset separately (results_motley_judges.py), or is "not tested", with the reason.
+A method that had not converged is never used for a verdict.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ OVERVIEW = "### What the paper observes, by dataset"
 
 @dataclass(frozen=True)
 class Observation:
-    """Something that the paper says, what it reports for it, and how it is judged with the labels of some methods."""
+    """A statement of the paper, its evidence there, and the function that judges it with the labels of some methods."""
 
     text: str
     paper: str
     needs: tuple[str, ...]
     judge: Callable[..., Judged]
-    converged: bool = True  # the methods have to be
-    silos: bool | None = None  # said of cross-silo (True) or cross-device (False) data only
+    converged: bool = True  # whether the methods must have converged
+    silos: bool | None = None  # the paper says it only of cross-silo (True) or cross-device (False) data
 
     def of(self, found: Found) -> Judged:
         """(here, verdict); raises Untested."""
         kind = str((found.study.compare.get("split") or {}).get("protocol") or "")
         if self.silos is not None and kind and (kind == "cross-silo") != self.silos:
-            raise Untested(f"said of cross-{'silo' if self.silos else 'device'} data")
+            raise Untested(f"the paper says it of cross-{'silo' if self.silos else 'device'} data")
         labels = [found.label(kind) for kind in self.needs]
         if self.converged:
             for label in labels:
@@ -73,13 +73,13 @@ OBSERVATIONS = (
         "On smaller test sets the change by fine-tuning is noisier", "Figure 3(d)", ("finetune",), judges.noisier_tests
     ),
     Observation(
-        "The mean asks for a larger rate of fine-tuning than the clients hurt",
+        "The best mean needs a larger rate of fine-tuning than the fewest clients hurt",
         "Figure 4(c)",
         ("finetune",),
         judges.two_best("sweep-lrs"),
     ),
     Observation(
-        "The mean asks for more epochs of fine-tuning than the clients hurt",
+        "The best mean needs more epochs of fine-tuning than the fewest clients hurt",
         "Section 4.1, Observation 2",
         ("finetune",),
         judges.two_best("sweep-epochs"),
@@ -139,7 +139,7 @@ OBSERVATIONS = (
         judges.worse_trade(True),
     ),
     Observation(
-        "kNN-Per has as good a trade-off as fine-tuning, or a better one",
+        "kNN-Per has at least as good a trade-off as fine-tuning",
         "Figure 5",
         ("knn-per", "finetune"),
         judges.worse_trade(False),
@@ -158,7 +158,7 @@ OBSERVATIONS = (
         judges.hurts_more,
     ),
     Observation(
-        "kNN-Per: the mean asks for a larger mix than the clients hurt",
+        "kNN-Per: the best mean needs a larger mix than the fewest clients hurt",
         "Figure 7(a-b)",
         ("knn-per",),
         judges.two_best("sweep-mix"),
@@ -194,7 +194,7 @@ OBSERVATIONS = (
     ),
     Observation("The best method changes with the metric", "Section 6", (), judges.no_single_best),
     Observation(
-        "Models between the shared and the tuned one have a trade-off as good as fine-tuning's, or a better one",
+        "Models between the shared and the tuned one have at least as good a trade-off as fine-tuning",
         "asked for in Section 4.1 (Figure 5)",
         ("blend", "finetune"),
         judges.worse_trade(False),
@@ -210,7 +210,7 @@ OBSERVATIONS = (
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 def claims(found: Found) -> list[str]:
-    """The observations that could be judged on a dataset as a table, and why the others could not."""
+    """A table of the observations that could be judged on a dataset, and the reasons why the others could not."""
     rows: list[str] = []
     untested: dict[str, list[int]] = {}
     for place, observation in enumerate(OBSERVATIONS, start=1):
@@ -237,8 +237,8 @@ def overview(sections: Mapping[str, str]) -> str:
     lines = [
         OVERVIEW,
         "",
-        "The verdicts of the tables below, which have the numbers. Not tested: a method or an analysis is missing, the "
-        "paper says it of other data, or a method had not converged.",
+        'This table collects the verdicts of the tables below, which contain the numbers. "Not tested" means: a method '
+        "or an analysis is missing, the paper says it of other data, or a method had not converged.",
         "",
         f"| observation | {' | '.join(verdicts)} |",
         f"| --- |{' --- |' * len(verdicts)}",

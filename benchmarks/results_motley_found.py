@@ -1,4 +1,4 @@
-"""A comparison folder in the terms of Motley's observations: its table of clients, and what `bespoke analyze` left."""
+"""A comparison folder in terms of Motley's observations: its table of clients, and the results of `bespoke analyze`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Found:
         return improvement([run for run in self.study.runs if run.label == label])
 
     def check(self, label: str) -> None:
-        """A method that diverged or had not converged says nothing."""
+        """Raises Untested for a method that diverged or had not converged."""
         method = self.summary.method(label)
         if method.diverged:
             raise Untested(f"{method.title} diverged")
@@ -107,7 +107,7 @@ class Found:
         return kept
 
     def records(self, label: str, name: str) -> list[dict[str, Any]]:
-        """What an analysis found, a record for each seed."""
+        """The results of an analysis, one record per seed."""
         paths = [run.folder / "analysis" / f"{name}.json" for run in self.study.runs if run.label == label]
         found = [json.loads(path.read_text()) for path in paths if path.exists()]
         if not found:
@@ -115,13 +115,13 @@ class Found:
         return found
 
     def clients_of(self, label: str, name: str) -> list[pd.DataFrame]:
-        """The same of every client."""
+        """The same, for every client."""
         self.records(label, name)
         paths = [run.folder / "analysis" / f"{name}.parquet" for run in self.study.runs if run.label == label]
         return [pd.read_parquet(path) for path in paths if path.exists()]
 
     def gain(self, a: str, b: str) -> tuple[float, Interval]:
-        """How much better clients are served by a than by b, on average, and its paired 95 % interval."""
+        """The mean gain of clients with a over b, and its paired 95 % interval."""
         sign = -1.0 if self.lower else 1.0
         values = np.stack([self.cells.of(a), self.cells.of(b)])
         drawn = significance.bootstrap_means(values, DRAWS)

@@ -93,7 +93,7 @@ def small_ones_hurt(found: Found, label: str, base: str) -> Judged:
     rho, p = significance.spearman(sizes, share)
     small = sizes <= np.median(sizes)
     if not math.isfinite(rho) or small.all():
-        raise Untested("all clients have as many examples, or are hurt alike")
+        raise Untested("all clients have the same number of examples, or are hurt equally often")
     here = (
         f"hurt: {_share(share[small].mean())} of the half with at most {np.median(sizes):,.0f} examples, "
         f"{_share(share[~small].mean())} of the others (Spearman {signed(rho, 2)})"
@@ -227,7 +227,7 @@ def layers(found: Found, label: str) -> Judged:
         raise Untested("the model has one layer")
     part = (entry.get("chosen") or {}).get("part")
     if part is None:
-        raise Untested("only one of them was tried")
+        raise Untested("only one of the two was tried")
     return f"validation chooses `{part}`", HOLDS if part == "all" else FAILS
 
 
@@ -280,14 +280,14 @@ def _agreement(found: Found, label: str) -> over.OverSeeds:
 
 def finds_languages(found: Found, label: str) -> Judged:
     if "ted" not in str((found.study.compare.get("data") or {}).get("name")):
-        raise Untested("said of TED's two languages")
+        raise Untested("the paper says it of TED's two languages")
     index = _agreement(found, label)
     return f"adjusted Rand index {number(index.value, 2)}", by_seeds([value > 0.9 for value in index.by_seed])
 
 
 def hard_to_read(found: Found, label: str) -> Judged:
     if "ted" in str((found.study.compare.get("data") or {}).get("name")):
-        raise Untested("said of data other than TED's two languages")
+        raise Untested("the paper says it of data other than TED's two languages")
     index = _agreement(found, label)
     here = f"adjusted Rand index with the known groups {number(index.value, 2)}"
     return here, by_seeds([value < 0.1 for value in index.by_seed])

@@ -105,4 +105,4 @@ def test_the_section(tmp_path: Path) -> None:
     assert "| | ours, tuned | 0.75 ± 0.00 | 0.50 ± 0.00 | n/a | n/a | n/a | 0.83 ± 0.24 |" in written
     assert "| | ours: not run | | | | | | |" in written
     assert "4,890 clips" in written
-    assert "Devices: No validation curve is long enough to tell" in written
+    assert "Devices: No validation curve is long enough to show" in written

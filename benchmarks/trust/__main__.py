@@ -20,13 +20,15 @@ def main() -> None:
         description=benchmarks.trust.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", nargs="?", choices=PARTS, help="one part of it (default: all)")
+    parser.add_argument("part", nargs="?", choices=PARTS, help="one part (default: all)")
     parser.add_argument("--only", default="", metavar="NAMES", help="tables by name: Milk,plm/Males (default: all)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/trust"), help="where it all lies")
+    parser.add_argument("--folder", type=Path, default=Path("runs/trust"), help="folder of all results")
     parser.add_argument("--output", type=Path, default=Path("docs/trust.md"), help="the page")
     parser.add_argument("--settings", default="", help="options of `bespoke compare`, for a trial: '--rounds 5'")
     parser.add_argument("--cheap", default=run.CHEAP, help="options for shuffled tables (default: %(default)s)")
-    parser.add_argument("--shuffles", type=int, default=run.SHUFFLES, help="shuffles in all (default: %(default)s)")
+    parser.add_argument(
+        "--shuffles", type=int, default=run.SHUFFLES, help="number of shuffles in total (default: %(default)s)"
+    )
     asked = parser.parse_args()
     chosen = tables.declared([name.strip() for name in asked.only.split(",") if name.strip()])
     for part in [asked.part] if asked.part else PARTS:

@@ -1,14 +1,14 @@
-"""Is bespoke right? Four questions, answered from what bespoke and the oracle have left on disk.
+"""Is bespoke right? Four questions, answered from the files of bespoke and of the oracle.
 
-sign    bespoke claims a gain by personalization. Right if the interval of the oracle's gain is all on the side of gain.
-        bespoke claims none. Right if that interval contains zero, or is on the side of loss, or the gain is below 1 %.
+sign    If bespoke claims a gain by personalization: right if the whole interval of the oracle's gain is a gain. If it
+        claims none: right if that interval contains zero or is a loss, or if the gain is below 1 %.
 close   the error of the method that bespoke recommends is at most 1.1 times that of the oracle's best linear fit.
 size    the oracle's gain lies in bespoke's 95 % interval.
 alarm   bespoke claims a gain on a table whose client column was shuffled.
 
-The oracle's gain is that of its best personalized linear fit (on test rows) against its pooled fit. Its interval (95 %,
-bootstrap over clients) is that of clients' sampling alone, and as wide as the choice among k fits demands (Bonferroni).
-bespoke recommends the best method that it calls better than the shared model, and the shared model where there is none.
+The oracle's gain is that of its best personalized linear fit (on test rows) over its pooled fit. Its interval (95 %,
+bootstrap over clients) covers only the sampling of clients. It is widened for the choice among k fits (Bonferroni).
+bespoke recommends the best method that it calls better than the shared model, or the shared model if there is none.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-STEPS = 60  # of Newton's method at most; ten are enough as a rule
+STEPS = 60  # maximum number of steps of Newton's method; ten are usually enough
 HALVINGS = 20
 TOLERANCE = 1e-8  # of the gradient's largest entry, for each row
 

@@ -1,16 +1,16 @@
-"""The oracle: fits that share nothing with bespoke but the rows they see.
+"""The oracle: fits that share only their rows with bespoke.
 
-A table is read and split by bespoke, so that train, validation and test rows of a seed are the same for both; all that
-follows is numpy, scikit-learn and statsmodels. Every fit is made from the training rows alone; what it leaves open (a
-penalty, a number of trees) is chosen by the mean over clients of its loss on the validation rows, as bespoke does.
+bespoke reads and splits a table, so that both have the same train, validation and test rows of a seed. Everything else
+is numpy, scikit-learn and statsmodels. Every fit uses only the training rows. Its settings (a penalty, a number of
+trees) are chosen by the mean over clients of its loss on the validation rows, as in bespoke.
 
     constant          the mean, or the frequencies of the classes, of all training rows
     pooled            one ridge or softmax regression
-    local             one for each client, pulled to the constant; slopes and intercept have penalties of their own
-    shrunken          one for each client, pulled to the pooled one, likewise
+    local             one per client, pulled to the constant; slopes and intercept have separate penalties
+    shrunken          one per client, pulled to the pooled fit; slopes and intercept have separate penalties
     mixed-intercept   statsmodels: a random intercept for each client (regression: REML; two classes: variational Bayes)
-    mixed-slopes      statsmodels: every coefficient random, independent of the others (regression, REML); used as it
-                      stands where the optimizer stops, which is often at a variance of zero
+    mixed-slopes      statsmodels: every coefficient random, independent of the others (regression, REML); used as it is
+                      where the optimizer stops, which is often at a variance of zero
     trees             scikit-learn's boosted trees on all rows
     trees-client      the same, with the client's mean target as a feature (scikit-learn's TargetEncoder)
 """

