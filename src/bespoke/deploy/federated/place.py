@@ -62,9 +62,12 @@ class Built:
 class SiteHost(Host):
     """A host that keeps what is its clients' own: files of private state, scores, personal models."""
 
-    def __init__(self, rows: Population, state: Path, rules: Rules, mode: Mode | None = None) -> None:
+    def __init__(
+        self, rows: Population, state: Path, rules: Rules, mode: Mode | None = None, papers: Any = None
+    ) -> None:
+        """`papers`: with which this site vouches for its clients under secure sums (identities.py)."""
         super().__init__(rows, mode or Mode(vectorized=False))
-        self.rows, self.state, self.rules = rows, state, rules
+        self.rows, self.state, self.rules, self.papers = rows, state, rules, papers
         self.chosen_mode = mode is not None
         state.mkdir(parents=True, exist_ok=True)
         self.budget = Budget(state / "budget.json", rules)
@@ -162,7 +165,9 @@ class SiteHost(Host):
         from bespoke.deploy.federated.members import SiteMembers  # needs cryptography, an extra
 
         if self.members is None and self.work.secure is not None:
-            self.members = SiteMembers(self.work.secure, self.state / "secure")
+            if self.papers is None:
+                raise UserError("secure sums need the certificate of this site, and it was started without one")
+            self.members = SiteMembers(self.work.secure, self.state / "secure", self.papers)
         return self.members
 
     # -- rounds ------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class SiteScoring:
 
     # -- for a run ---------------------------------------------------------------------------------------------------
     def point(self, split: Split, server: Tree) -> Point:
-        """A point of the learning curve: means over all validation clients of the sites that are there."""
+        """A point of the learning curve: means over all validation clients of the sites that are there, in time."""
         clients = self.engine.present(split.selection.validation.clients)
         if not len(clients):
             return {}
@@ -142,6 +142,7 @@ class SiteScoring:
     def final(self, server: Tree, title: str) -> Final:
         """Sites make the personal models of all tested clients, choose among them, score them, and keep them."""
         split = self.experiment.split
+        self.engine.wait_for_all()
         clients = self.engine.present(split.test.query.clients)
         if not len(clients):
             raise UserError("no client of the sites that are there has rows to be tested on")
