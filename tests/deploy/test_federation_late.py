@@ -171,7 +171,8 @@ def test_a_round_that_goes_on_without_a_late_site_costs_the_others_no_second_mes
     privacy = {"local_noise": 1.0, "clip": 0.5, "delta": 1e-3, "public_schema": True, "public_statistics": True}
     stages = [{"method": "fedavg", "rounds": 4, "lr": 0.1}]
     late_run(tmp_path, asked(stages, privacy=privacy, **ALL), lambda kind, n: kind == "train" and n == 2)
-    attempts = [json.loads(line) for line in (tmp_path / "hub" / "attempts.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "hub" / "attempts.jsonl").read_text().splitlines()
+    attempts = [json.loads(line) for line in lines if line]
     assert [line["round"] for line in attempts if line["what"] == "begun"] == [1, 2, 3, 4]
     sent = [json.loads(line) for line in (tmp_path / "east" / "sent.jsonl").read_text().splitlines()]
     assert [line["number"] for line in sent if line["operation"] == "train"] == [1, 2, 3, 4]

@@ -30,6 +30,7 @@ from bespoke.deploy.flare.job import AGAIN, EXPERIMENT, NOTES, OUTCOME, RUN
 from bespoke.deploy.flare.project import is_name
 from bespoke.errors import RemoteLost, UserError, WorkerFailed
 from bespoke.federation.remote import Late
+from bespoke.imported import trust_named
 from bespoke.runs.events import Interrupted
 from bespoke.storage import write_text
 
@@ -165,6 +166,7 @@ class HubController(Controller):  # type: ignore[misc]
         found: dict[str, Any] = {}
         try:
             raw = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
+            trust_named(raw["experiment"].get("model"))  # it was given to `deploy run`, on this machine
             hub = Hub(
                 plain_config(raw["experiment"], raw["where"]), folder / RUN, tuple(said["sites"]), said["min_sites"],
                 progress=Notes(folder / NOTES), stop=lambda: bool(abort_signal.triggered),

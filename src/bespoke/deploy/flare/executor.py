@@ -87,7 +87,7 @@ def rules_of(said: dict[str, Any]) -> Rules:
     return Rules(
         least=said["least"], epsilon=said.get("epsilon"), delta=said.get("delta"),
         methods=None if methods is None else tuple(methods), share_clients=bool(said.get("share_clients", False)),
-        evaluate=bool(said.get("evaluate", True)),
+        evaluate=bool(said.get("evaluate", True)), models=tuple(said.get("models") or ()),
     )  # fmt: skip
 
 

@@ -102,6 +102,9 @@ class SiteSettings(_Strict):
     delta: float | None = Field(default=None, gt=0, lt=1, description="of the budget")
     methods: list[str] | None = Field(default=None, description="methods that may run here; default: all built-in ones")
     share_clients: bool = Field(default=False, description="scores of single clients may leave this site")
+    models: list[str] | None = Field(
+        default=None, description="networks that are installed here and may be trained, as 'package.module:name'"
+    )
     peers: dict[Name, Fingerprint] | None = Field(
         default=None, description="the fingerprints of the other sites' keys, as they say by telephone; default: the "
         "first that is heard of a site counts",
