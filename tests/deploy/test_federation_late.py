@@ -223,9 +223,8 @@ def test_a_repeated_round_is_added_up_with_the_clients_it_had(tmp_path: Path) ->
             return answer
 
     def connect() -> dict[str, Line]:
-        kinds = {"north": lambda place: line, "west": Losing}
         line.held = None
-        return {name: kinds.get(name, Line)(place) for name, place in sites.items()}
+        return {"east": Line(sites["east"]), "north": line, "west": Losing(sites["west"])}
 
     hub(config, tmp_path / "hub").run(connect)
     assert any(entry.get("ended") == "west is lost" for entry in log_of(tmp_path))
@@ -264,4 +263,15 @@ def test_under_noise_and_secure_sums_the_run_waits_for_a_late_site(tmp_path: Pat
     config = asked(stages, privacy=privacy, **SECURE)
     late_run(tmp_path, config, lambda kind, n: kind == "train" and n == 2)
     assert clients_of(tmp_path) == [12, 12, 12]
-    assert any("north is late" in entry.get("ended", "") for entry in log_of(tmp_path))
+    assert len(log_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["open", "save_private", "score"])
+def test_anything_else_that_is_late_is_waited_for(kind: str, tmp_path: Path) -> None:
+    """What a site saves belongs to a checkpoint: a hub does not go on before it is there."""
+    config = asked(DITTO, **ALL)
+    expected = run(tmp_path / "calm", config=config)
+    line = late_run(tmp_path / "late", config, lambda asked, n: asked == kind and n == 1)
+    assert line.counts[kind] > 0
+    assert len(log_of(tmp_path / "late")) == 1
+    assert_identical(results(contents(tmp_path / "late" / "hub")), results(expected), kind)

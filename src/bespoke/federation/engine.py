@@ -80,7 +80,7 @@ class Engine:
         self.owed: list[Settle | None] = [None] * len(self.remotes)  # by remote: the settle that its next call carries
         self.unsettled: tuple[list[int], Settle] | None = None  # remotes of the last round, and its settle
         self.behind: set[int] = set()  # remotes that were late, and whose answer is still to come
-        self.patient = False  # whether a late remote ends the run's stretch, instead of being left out of a round
+        self.patient = False  # whether a round waits for late remotes, too
         self.closed = False
         self.sums: Any = None  # secure sums, where there are any
 
@@ -109,7 +109,8 @@ class Engine:
     def _ask(self, calls: dict[int, Call], without_late: bool = False) -> dict[int, Any]:
         """Sends calls and returns the answers, by place. It waits for all answers before it raises a failure.
 
-        without_late: a place that is late is left out of the answers, and is `behind` from then on.
+        without_late: a place that is late is left out of the answers, and is `behind` from then on. Otherwise it is
+        waited for once more.
         """
         for place in calls:
             self._catch_up(place)
@@ -120,15 +121,22 @@ class Engine:
         failures: list[WorkerFailed] = []
         for place in calls:
             try:
-                answers[place] = self.remotes[place].finish()
+                answers[place] = self._finish(place, 1 if without_late else 2)
             except WorkerFailed as error:
-                if isinstance(error, Late):
+                if isinstance(error, Late) and without_late:
                     self.behind.add(place)
-                if not (isinstance(error, Late) and without_late):
+                else:
                     failures.append(error)
         if failures:
             raise next((error for error in failures if isinstance(error, RemoteLost)), failures[0])
         return answers
+
+    def _finish(self, place: int, times: int) -> Any:
+        """The answer of a place, waited for so many times as long as it may take."""
+        for _ in range(times - 1):
+            with suppress(Late):
+                return self.remotes[place].finish()
+        return self.remotes[place].finish()
 
     def _catch_up(self, place: int) -> None:
         """Waits for the answer of a place that was late. It is not used, even if it is a refusal."""
