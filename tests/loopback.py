@@ -58,6 +58,9 @@ class Loop:
         self.received.append(answer)
         return answer
 
+    def ready(self) -> bool:
+        return True
+
     def alive(self) -> bool:
         return True
 

@@ -8,11 +8,13 @@ from pathlib import Path
 from bespoke.data.population import Population
 from bespoke.deploy.federated.guarded import GuardedSite
 from bespoke.deploy.federated.hub import Hub
+from bespoke.deploy.federated.identities import Papers
 from bespoke.deploy.federated.place import SiteHost
 from bespoke.deploy.federated.rules import Rules
 from bespoke.errors import RemoteLost
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.federation.work import Mode
+from deploy.papers import papers
 
 OPEN = Rules(least=1, share_clients=True)
 MODE: Mode | None = Mode(vectorized=False)
@@ -40,6 +42,9 @@ class Line:
         self.received.append(answer)
         return answer
 
+    def ready(self) -> bool:
+        return True
+
     def alive(self) -> bool:
         return self.there
 
@@ -47,14 +52,18 @@ class Line:
         pass
 
 
-def site(rows: Population, state: Path, rules: Rules = OPEN, mode: Mode | None = MODE) -> GuardedSite:
+def site(
+    rows: Population, state: Path, rules: Rules = OPEN, mode: Mode | None = MODE, shown: Papers | None = None
+) -> GuardedSite:
+    """A site that is called as its folder of state is."""
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         failures.append(error)
         raise error
 
-    return GuardedSite(SiteHost(rows, state, rules, mode), state / "sent.jsonl", failed=failed)
+    host = SiteHost(rows, state, rules, mode, shown or papers(state.name))
+    return GuardedSite(host, state / "sent.jsonl", failed=failed)
 
 
 def three(parts: Sequence[Population], folder: Path, rules: Rules = OPEN) -> dict[str, Line]:

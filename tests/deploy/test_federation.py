@@ -57,6 +57,8 @@ def assert_like(there: Path, here: Path) -> None:
     expected, found = ended_with
     for key in ("query", "validation"):
         assert found[key] == pytest.approx(expected[key], rel=1e-4)
+    who = [result["chosen"].pop("who", {}) for result in (expected, found)]
+    assert who[1] == pytest.approx(who[0], rel=1e-4)
     for key in ("clients", "rounds", "chosen", "parameters", "steps"):
         assert found[key] == expected[key], key
     if "accept" in expected:

@@ -3,17 +3,24 @@ could be read."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from bespoke.deploy.federated.identities import Papers, key_fingerprint
 from bespoke.deploy.federated.members import SiteMembers
-from bespoke.errors import UserError
-from bespoke.federation.wire import _opened
+from bespoke.errors import RemoteLost, UserError
+from bespoke.federation.masked import SecureSums
+from bespoke.federation.wire import _opened, decode_call, encode_call
+from bespoke.messages.secure.keys import Identity
 from bespoke.messages.secure.settings import SecureConfig
-from deploy.sites_here import Line, hub, site, three
+from deploy.papers import agreed, certificate, key, papers
+from deploy.sites_here import NAMES, Line, hub, site, three
 from deploy.test_federation import assert_like
 from deploy.test_federation_losses import run
 from loopback import split_up
@@ -67,7 +74,7 @@ def test_a_site_that_is_killed_is_who_it_was_and_answers_no_round_twice(tmp_path
         for name in ("rounds.jsonl", "clients.parquet"):
             assert found[name] == expected[name], f"killed at message {at}: {name}"
     host = site(split_up(people(), 3)[1], folder / "north").host
-    members = SiteMembers(SecureConfig(**SECURE["secure"]), host.state / "secure")
+    members = SiteMembers(SecureConfig(**SECURE["secure"]), host.state / "secure", papers("north"))
     assert len(members.directory) == 12
     assert len(members.spent) == 4
     assert min(members.spent.values()) > 0
@@ -82,28 +89,164 @@ def test_a_client_with_another_identity_than_before_is_refused(tmp_path: Path) -
         hub(config, tmp_path / "again").run(lambda: three(split_up(people(), 3), tmp_path))
 
 
+class Nine:
+    """Nine clients of a site and their sums; a new one of the same folder is the site after a restart."""
+
+    def __init__(self, folder: Path, rounds: int = 0) -> None:
+        secure = SecureConfig(sums=True, least=3)
+        self.members = SiteMembers(secure, folder, papers("north"))
+        self.sums = SecureSums(secure, np.arange(9, dtype=np.uint64), rounds=rounds)
+        self.values = torch.arange(9.0)[:, None] + torch.tensor([0.25, 0.5])
+        self.lost_at = ""
+
+    def ask(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
+        if step == self.lost_at:
+            raise RemoteLost(step)
+        return self.members.answer(step, messages)
+
+    def sum(self, key: int, clients: range) -> list[float]:
+        self.members.begin(key)
+        self.members.hold({"w": self.values}, list(range(9)))
+        found = self.sums.add_up(self.ask, np.array(clients), np.array(clients), None, 1)
+        return [float(value) for value in found.sums["w"]]
+
+
 def test_a_round_is_not_added_up_again_with_a_part_of_its_clients(tmp_path: Path) -> None:
-    """The difference of both sums would be a site's update."""
-    from bespoke.messages.secure.protocol import Terms
-    from bespoke.messages.secure.server import terms_for
-
-    members = SiteMembers(SecureConfig(sums=True, least=3), tmp_path)
-    names = [f"{number:016x}" for number in range(9)]
-
-    def terms(some: list[str], number: int) -> bytes:
-        made: Terms = terms_for(number, some, 3, threshold=0.6, least=3, bits=32)
-        return bytes(made.to_bytes())
-
-    members.begin(7)
-    met = {name: members.answer("enrol", {place: name})[place] for place, name in enumerate(names)}
-    members.answer("directory", {0: met})
-    members.answer("keys", dict.fromkeys(range(9), terms(names, 1)))
-    members.answer("keys", dict.fromkeys(range(9), terms(names, 2)))  # the same clients again: after a loss
-    again = SiteMembers(SecureConfig(sums=True, least=3), tmp_path)
-    again.begin(7)
-    again.answer("enrol", dict(enumerate(names)))
+    """The difference of both sums would be a site's update. The same sum again, after a loss, tells nothing."""
+    nine = Nine(tmp_path)
+    assert nine.sum(7, range(9)) == [36 + 9 * 0.25, 36 + 9 * 0.5]
+    again = Nine(tmp_path, rounds=5)
+    assert again.sum(7, range(9)) == [36 + 9 * 0.25, 36 + 9 * 0.5]
     with pytest.raises(UserError, match="was added up before with 9 clients, and now with 6, some of them the same"):
-        again.answer("keys", dict.fromkeys(range(6), terms(names[:6], 3)))
-    again.begin(8)
-    again.answer("keys", dict.fromkeys(range(6), terms(names[:6], 4)))
-    again.answer("keys", dict.fromkeys((6, 7, 8), terms(names[6:], 5)))  # another group of the same round
+        again.sum(7, range(6))
+    assert again.sum(8, range(6)) == [15 + 6 * 0.25, 15 + 6 * 0.5]
+    assert again.sum(8, range(6, 9)) == [21 + 3 * 0.25, 21 + 3 * 0.5]  # another group of the same round
+
+
+def test_a_round_that_nobody_consented_to_may_be_added_up_with_fewer(tmp_path: Path) -> None:
+    """Its numbers were sent and stay masked; from the consents on, nobody knows what the hub has unmasked."""
+    nine = Nine(tmp_path)
+    for at in ("shares", "masked", "consent"):
+        nine.lost_at = at
+        with pytest.raises(RemoteLost):
+            nine.sum(7, range(9))
+    nine.lost_at = "reveal"
+    with pytest.raises(RemoteLost):
+        nine.sum(8, range(9))
+    nine.lost_at = ""
+    assert nine.sum(7, range(6)) == [15 + 6 * 0.25, 15 + 6 * 0.5]
+    with pytest.raises(UserError, match="was added up before with 9 clients, and now with 6"):
+        nine.sum(8, range(6))
+
+
+def test_the_same_members_with_other_survivors_are_refused(tmp_path: Path) -> None:
+    """A hub that says of some clients, in the second attempt, that their numbers have not come."""
+    nine = Nine(tmp_path)
+    nine.sum(7, range(9))
+    nine.members.begin(7)
+    nine.members.hold({"w": nine.values}, list(range(9)))
+    with pytest.raises(UserError, match="was added up before with 9 clients, and now with 8"):
+        nine.sums.add_up(nine.ask, np.arange(9), np.arange(8), None, 1)
+
+
+# -- who vouches for whom ----------------------------------------------------------------------------------------------
+CLIENT, PUBLIC = "00000000000000aa", bytes(range(32))
+
+
+def heard(folder: Path, said: bytes, shown: Papers | None = None, client: str = CLIENT) -> SiteMembers:
+    """North is told, by its hub, who this client of west is."""
+    members = SiteMembers(SecureConfig(sums=True, least=3), folder, shown or papers("north"))
+    members.answer("directory", {0: {client: said}})
+    return members
+
+
+def by_the_hub(name: str = "west", public: bytes = PUBLIC, **how: Any) -> bytes:
+    """The word of a hub that has made itself a certificate with this name, which its authority may do."""
+    made = replace(papers("west"), key=key("hub"), certificate=certificate(name, key("hub").public_key(), **how))
+    return made.vouch(CLIENT, public)
+
+
+def test_a_key_that_the_hub_has_swapped_is_refused(tmp_path: Path) -> None:
+    said = papers("west").vouch(CLIENT, PUBLIC)
+    assert heard(tmp_path, said).directory == {CLIENT: PUBLIC}
+    for place in (0, 40, len(said) - 1):  # the key itself, the certificate, the signature
+        changed = bytearray(said)
+        changed[place] ^= 1
+        with pytest.raises(UserError, match=r"is not signed by the key of site 'west'|without a certificate of this"):
+            heard(tmp_path / str(place), bytes(changed))
+    with pytest.raises(UserError, match="is not signed by the key of site 'west'"):
+        heard(tmp_path / "another client", said, client="00000000000000bb")
+    for junk in (b"", PUBLIC, said[:100]):
+        with pytest.raises(UserError, match="comes without a certificate of this project's authority"):
+            heard(tmp_path / "junk", junk)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"by": "another authority"}, "comes without a certificate of this project's authority"),
+        ({"days": -1}, "with a certificate of site 'west' that is not valid now"),
+        ({"role": "server"}, "the certificate of 'west', which is no site's but a server's"),
+        ({"role": "project_admin"}, "is no site's but a project_admin's"),
+        ({"name": "north"}, "site 'north' shows a key with the fingerprint .* the name of this site, which has"),
+    ],
+)
+def test_a_word_of_somebody_else_is_refused(how: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        heard(tmp_path, by_the_hub(**how))
+
+
+def test_a_hub_that_signs_itself_a_certificate_is_refused_by_sites_that_have_agreed(tmp_path: Path) -> None:
+    """The limit, and what lifts it: at the very first contact nobody can tell, unless fingerprints were compared."""
+    right, wrong = papers("west").fingerprint, key_fingerprint(key("hub").public_key())
+    with pytest.raises(UserError, match=f"{wrong}, and .peers. of site.toml has {right}: somebody may have put"):
+        heard(tmp_path / "agreed", by_the_hub(), agreed("north", west=right))
+    with pytest.raises(UserError, match=r"clients of site 'ghost' .* not among the peers of site.toml \(west\)"):
+        heard(tmp_path / "invented", by_the_hub("ghost"), agreed("north", west=right))
+    heard(tmp_path / "before", papers("west").vouch(CLIENT, PUBLIC))
+    with pytest.raises(UserError, match=f"{wrong}, and this site before, which has {right}: somebody may have put"):
+        heard(tmp_path / "before", by_the_hub())
+    deceived = heard(tmp_path / "first", by_the_hub())
+    assert deceived.directory == {CLIENT: PUBLIC}
+    assert deceived.sites == {"west": wrong}  # what `bespoke deploy peers` shows, to compare
+
+
+def test_a_renewed_certificate_has_the_same_key(tmp_path: Path) -> None:
+    heard(tmp_path, papers("west").vouch(CLIENT, PUBLIC))
+    renewed = replace(papers("west"), certificate=certificate("west", key("west").public_key(), days=300))
+    assert heard(tmp_path, renewed.vouch(CLIENT, PUBLIC)).directory == {CLIENT: PUBLIC}
+
+
+def test_sites_that_have_agreed_add_up_and_a_hub_in_between_is_noticed(tmp_path: Path) -> None:
+    """The hub gives north and east its own identities in the place of west's: the first sum is refused."""
+    config = asked(STAGES["fedavg"], **SECURE)
+    prints = {name: papers(name).fingerprint for name in NAMES}
+
+    def lines(folder: Path, kind: type[Line]) -> dict[str, Line]:
+        shown = {name: agreed(name, **{peer: prints[peer] for peer in NAMES if peer != name}) for name in NAMES}
+        return {
+            name: kind(site(rows, folder / name, shown=shown[name])) for name, rows in zip(NAMES, split_up(people(), 3))
+        }
+
+    class Between(Line):
+        def send(self, message: bytes) -> None:
+            call = decode_call(message)
+            if call.values.get("step") == "directory":
+                (met,) = call.values["messages"].values()
+                public = Identity().public
+                swapped = {
+                    name: replace(papers("west"), key=key("hub"), certificate=mine).vouch(name, public)
+                    if b"west" in said
+                    else said
+                    for name, said in met.items()
+                }
+                message = encode_call(replace(call, values={**call.values, "messages": {0: swapped}}))
+            super().send(message)
+
+    mine = certificate("west", key("hub").public_key())
+    there = lines(tmp_path / "calm", Line)
+    hub(config, tmp_path / "calm" / "hub").run(lambda: there)
+    assert json.loads((tmp_path / "calm" / "east" / "secure" / "sites.json").read_text())["west"] == prints["west"]
+    there = lines(tmp_path / "between", Between)
+    with pytest.raises(UserError, match=r"site 'west' shows a key with the fingerprint .* \[peers\] of site.toml has"):
+        hub(config, tmp_path / "between" / "hub").run(lambda: there)

@@ -1,4 +1,4 @@
-"""The commands `bespoke deploy init | join | approve | site | hub | harden`: a real federation, on several machines."""
+"""The commands `bespoke deploy init | join | approve | site | peers | hub | harden`: a real federation."""
 
 from __future__ import annotations
 
@@ -159,6 +159,36 @@ def site(
     settle_site(kit, settings, data=data)
     if not check:
         _stay(kit)
+
+
+@deploy.command()
+def peers(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that `join` has made.")],
+    as_json: Json = False,
+) -> None:
+    """At a site: the fingerprints of this site's key and of those that it takes secure sums with, to compare.
+
+    `bespoke deploy peers north`
+    """
+    from bespoke.deploy.flare.peers import known_peers
+    from bespoke.deploy.flare.project import read_site
+
+    settings = read_site(folder / "site.toml")
+    found = known_peers(folder, settings)
+    if as_json:
+        print_json({"name": settings.name, "key": found.own, "agreed": found.agreed, "heard": found.heard})
+        return
+    print(f"This site's key, to tell to the other sites by telephone:\n  {settings.name}: {found.own}")
+    if found.agreed is not None:
+        print("Agreed on, in [peers] of site.toml; no other site is added up with:")
+    elif found.heard:
+        print("Heard through the hub, and not agreed on. Compare by telephone, and put them into site.toml:\n[peers]")
+    else:
+        print("No other site is known yet. Ask them by telephone, and put what they say into [peers] of site.toml.")
+    for name, fingerprint in sorted((found.heard if found.agreed is None else found.agreed).items()):
+        print(f'{name} = "{fingerprint}"')
+    for line in found.differences:
+        print(f"Attention: {line}")
 
 
 @deploy.command()

@@ -152,12 +152,17 @@ def choose(
     return Chosen(common, dict(zip(scores.clients[seen].tolist(), own[seen].tolist())))
 
 
+def size_edges(sizes: Ints) -> NDArray[Any]:
+    """The least size of the second part of the clients, the third, ...: parts of as many clients, LEAST or more."""
+    parts = max(min(PARTS, len(sizes) // LEAST), 1)
+    return np.unique(np.quantile(sizes, np.arange(1, parts) / parts, method="higher"))
+
+
 def choose_by_size(
     scores: ValidationScores, sizes: Ints, metric: str, lower_is_better: bool, allowed: list[int] | None = None
 ) -> BySize:
     """The best candidate of each part of the clients, in parts of as many clients by their numbers of examples."""
-    parts = max(min(PARTS, len(sizes) // LEAST), 1)
-    edges = np.unique(np.quantile(sizes, np.arange(1, parts) / parts, method="higher"))
+    edges = size_edges(sizes)
     common = choose(scores, metric, lower_is_better, allowed=allowed).default
     picks = []
     for part in range(len(edges) + 1):

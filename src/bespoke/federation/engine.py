@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from bespoke.federation.held import aggregate
 from bespoke.federation.host import Host, home_of
 from bespoke.federation.partial import Partial
 from bespoke.federation.places import places
-from bespoke.federation.remote import Here, Remote
+from bespoke.federation.remote import Here, Late, Remote
 from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork
 from bespoke.messages.robust.exchange import Combined
@@ -78,6 +79,8 @@ class Engine:
         self.remotes = list(remotes)
         self.owed: list[Settle | None] = [None] * len(self.remotes)  # by remote: the settle that its next call carries
         self.unsettled: tuple[list[int], Settle] | None = None  # remotes of the last round, and its settle
+        self.behind: set[int] = set()  # remotes that were late, and whose answer is still to come
+        self.patient = False  # whether a round waits for late remotes, too
         self.closed = False
         self.sums: Any = None  # secure sums, where there are any
 
@@ -103,8 +106,14 @@ class Engine:
         return here.host
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-    def _ask(self, calls: dict[int, Call]) -> dict[int, Any]:
-        """Sends calls and returns the answers, by place. It waits for all answers before it raises a failure."""
+    def _ask(self, calls: dict[int, Call], without_late: bool = False) -> dict[int, Any]:
+        """Sends calls and returns the answers, by place. It waits for all answers before it raises a failure.
+
+        without_late: a place that is late is left out of the answers, and is `behind` from then on. Otherwise it is
+        waited for once more.
+        """
+        for place in calls:
+            self._catch_up(place)
         for place, call in calls.items():
             settle, self.owed[place] = self.owed[place], None
             self.remotes[place].start(replace(call, settle=settle))
@@ -112,12 +121,34 @@ class Engine:
         failures: list[WorkerFailed] = []
         for place in calls:
             try:
-                answers[place] = self.remotes[place].finish()
+                answers[place] = self._finish(place, 1 if without_late else 2)
             except WorkerFailed as error:
-                failures.append(error)
+                if isinstance(error, Late) and without_late:
+                    self.behind.add(place)
+                else:
+                    failures.append(error)
         if failures:
             raise next((error for error in failures if isinstance(error, RemoteLost)), failures[0])
         return answers
+
+    def _finish(self, place: int, times: int) -> Any:
+        """The answer of a place, waited for so many times as long as it may take."""
+        for _ in range(times - 1):
+            with suppress(Late):
+                return self.remotes[place].finish()
+        return self.remotes[place].finish()
+
+    def _catch_up(self, place: int) -> None:
+        """Waits for the answer of a place that was late. It is not used, even if it is a refusal."""
+        if place in self.behind:
+            with suppress(UserError):
+                self.remotes[place].finish()
+            self.behind.discard(place)
+
+    @property
+    def _in_time(self) -> list[int]:
+        """The places that are not behind."""
+        return [place for place in range(len(self.remotes)) if place not in self.behind]
 
     def _all(self, operation: str, **values: Any) -> list[Any]:
         """Settles the last round, and sends the same call to every place."""
@@ -211,7 +242,7 @@ class Engine:
         if len(clients):
             shares = self._shares(clients, lambda: steps_of(self.work.train.sizes(clients), method.batching()))
             waits = self.work.holds or self.work.masks  # ask all: none may keep messages of an earlier round
-            asked = [place for place, share in enumerate(shares) if len(share) or waits]
+            asked = [place for place in self._in_time if len(shares[place]) or waits]
             alone = len(self.remotes) == 1
             values = {
                 "shared": shared, "key": key, "next_clients": next_clients if alone else None, "number": number,
@@ -225,9 +256,10 @@ class Engine:
                 })
                 for place in asked
             }  # fmt: skip
-            for part in self._ask(calls).values():
+            for part in self._ask(calls, not self.patient).values():
                 merged.merge(part)
             merged.joined()
+            asked = self._without_late(asked, key)
         if merged.sums is None and any(transform.covers for transform in self.work.transforms):
             empty = self.template()  # the output must not show that no client sent anything
             if rows is not None:
@@ -252,6 +284,17 @@ class Engine:
         self.unsettled = (asked, Settle(key, used)) if asked else None
         return RoundResult(cohort, up, down, merged.steps, merged.examples, state, ruled, norms, observed, secure)
 
+    def _without_late(self, asked: list[int], key: int) -> list[int]:
+        """Those of the places asked that have answered; for the others the round did not happen.
+
+        Under secure sums all of them stay: who was added up is known at the end, and says whose state is kept.
+        """
+        if self.work.masks:
+            return asked
+        for place in self.behind.intersection(asked):
+            self.owed[place] = Settle(key, np.zeros(0, np.int64))
+        return [place for place in asked if place not in self.behind]
+
     def _aggregated(self, cohort: Cohort, asked: Ints, rows: Ints | None, shared: Tree) -> Combined:
         """Aggregates the messages that hosts hold by the robust rule."""
         mine = None
@@ -259,8 +302,8 @@ class Engine:
             mine = rows[np.argsort(asked)[np.searchsorted(np.sort(asked), cohort.clients)]]
 
         def ask(question: str, inputs: Tree) -> list[Tree]:
-            answers = self._everywhere(Call("answer", {"question": question, "inputs": inputs}))
-            return [found for found in answers if found is not None]
+            answers = self._ask(dict.fromkeys(self._in_time, Call("answer", {"question": question, "inputs": inputs})))
+            return [found for found in answers.values() if found is not None]
 
         many = len(leaves(shared)[0]) if rows is not None else 1
         work = self.work
@@ -278,19 +321,20 @@ class Engine:
         return replace(cohort, sums=sums, clients=found.clients), secured
 
     def _secure(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
-        """Runs a step of secure sums at every client's place. A client that refuses ends the run."""
+        """Runs a step of secure sums at every client's place. A client that refuses ends the run.
+
+        Clients of a place that is late are lost to the sum from then on, which the protocol bears.
+        """
         if len(self.remotes) == 1 or step in ("directory", "form"):
-            answers = self._everywhere(Call("secure", {"step": step, "messages": messages}))
+            asked = dict.fromkeys(self._in_time, Call("secure", {"step": step, "messages": messages}))
         else:
             home = self.home(np.array(list(messages), np.int64))
-            shares = [
-                [client for client, at in zip(messages, home) if at == place] for place in range(len(self.remotes))
-            ]
-            asked = {
-                place: Call("secure", {"step": step, "messages": {client: messages[client] for client in share}})
-                for place, share in enumerate(shares)
-            }
-            answers = list(self._ask(asked).values())
+            asked = {}
+            for place in self._in_time:
+                mine = {client: messages[client] for client, at in zip(messages, home) if at == place}
+                asked[place] = Call("secure", {"step": step, "messages": mine})
+        introduces = step in ("enrol", "directory")  # whom a place does not know it takes part in no sum with
+        answers = self._ask(asked, not (introduces or self.patient)).values()
         for _, refusal in answers:
             if refusal:
                 raise UserError(refusal)
@@ -303,7 +347,8 @@ class Engine:
     def template(self) -> Tree:
         """A message of the stage, all zeros."""
         self._settle()
-        template: Tree = self._ask({0: Call("template")})[0]
+        place = next(iter(self._in_time), 0)
+        template: Tree = self._ask({place: Call("template")})[place]
         return template
 
     # -- personal models -----------------------------------------------------------------------------------------------
@@ -360,9 +405,7 @@ class Engine:
             return []
         self._settle()
         values = {"folder": str(folder), "only_dirty": only_dirty, "run": run}
-        calls = {
-            place: Call("save_private", {**values, "name": f"{name}-{place}"}) for place in range(len(self.remotes))
-        }
+        calls = {place: Call("save_private", {**values, "name": f"{name}-{place}"}) for place in self._in_time}
         return list(dict.fromkeys(segment for segments in self._ask(calls).values() for segment in segments))
 
     def kept_layers(self, point: str = "") -> list[str]:

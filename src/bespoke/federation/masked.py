@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.messages.secure.client import Client
-from bespoke.messages.secure.keys import Identity
+from bespoke.messages.secure.keys import KEY_BYTES, Identity
 from bespoke.messages.secure.protocol import needed
 from bespoke.messages.secure.refused import Overflow, Refused, TooFew
 from bespoke.messages.secure.server import Server, terms_for
@@ -92,6 +92,7 @@ class SecureSums:
     secure: SecureConfig
     keys: NDArray[np.uint64]  # of all clients; the protocol's names of clients
     directory: dict[str, bytes] = field(default_factory=dict)
+    introduced: dict[str, bytes] = field(default_factory=dict)  # what clients were told of each other
     rounds: int = 0  # number of the last attempt; clients answer each number once
 
     def name(self, client: int) -> str:
@@ -132,12 +133,16 @@ class SecureSums:
             if not len(answering):
                 continue
             self._enrol(ask, members)
+            members = np.array([client for client in members.tolist() if self.name(client) in self.directory], np.int64)
+            if len(members) < self.secure.least:  # clients of a place that was late when all were introduced
+                found.refused.append(f"{len(members)} clients are known to all, {self.secure.least} are needed")
+                continue
             try:
-                values = self._attempt(ask, members, answering, form, found)
+                values, added = self._attempt(ask, members, answering, form, found)
             except TooFew as error:
                 found.refused.append(str(error))
                 continue
-            found.clients += tuple(answering.tolist())
+            found.clients += added
             for path, leaf in values.items():
                 if rows is None:
                     table[path] = leaf
@@ -147,41 +152,58 @@ class SecureSums:
         return found
 
     def _enrol(self, ask: AskClients, clients: Ints) -> None:
-        """Introduces clients that take part for the first time. Between machines, certificates do this."""
+        """Introduces clients that take part for the first time. Between machines a site's word follows the key."""
         new = {client: name for client in clients.tolist() if (name := self.name(client)) not in self.directory}
         if new:
             met = {new[client]: public for client, public in ask("enrol", new).items()}
-            self.directory |= met
+            self.introduced |= met
+            self.directory |= {name: said[:KEY_BYTES] for name, said in met.items()}
             ask("directory", {0: met})
 
-    def _attempt(self, ask: AskClients, members: Ints, answering: Ints, form: list[Any], found: Summed) -> Params:
-        """Runs the protocol once. Clients of `members` that are not in `answering` send no numbers."""
+    def agreed(self, names: list[str]) -> None:
+        """The numbers of these clients have arrived, and their sum is about to be unmasked."""
+
+    def _attempt(
+        self, ask: AskClients, members: Ints, answering: Ints, form: list[Any], found: Summed
+    ) -> tuple[Params, tuple[int, ...]]:
+        """Runs the protocol once; returns the sum, and whose numbers it is of.
+
+        Clients of `members` that are not in `answering` send no numbers. Others may be lost at any step.
+        """
         numbers = sum(int(np.prod(shape)) for _, shape, _ in form)
         names = [self.name(client) for client in members.tolist()]
         threshold, least, bits = self.secure.threshold, self.secure.least, self.secure.bits
         terms = terms_for(self.rounds, names, numbers, threshold=threshold, least=least, bits=bits)
         server = Server(terms, self.directory)
 
-        def step(name: str, messages: dict[int, bytes]) -> list[bytes]:
+        def step(name: str, messages: dict[int, bytes]) -> Answers:
             answers = ask(name, messages)
             found.bytes_down += sum(map(len, messages.values()))
             found.bytes_up += sum(map(len, answers.values()))
-            return list(answers.values())
+            return answers
 
-        everyone, staying = members.tolist(), answering.tolist()
-        roster = server.roster(step("keys", dict.fromkeys(everyone, server.terms.to_bytes())))
-        boxes = server.inboxes(step("shares", dict.fromkeys(everyone, roster)))
-        inboxes = {client: boxes[member] for member, client in enumerate(everyone)}
-        found.bytes_down += sum(len(inboxes[client]) for client in set(everyone) - set(staying))
+        everyone = members.tolist()
+        keyed = step("keys", dict.fromkeys(everyone, server.terms.to_bytes()))
+        shared = step("shares", dict.fromkeys(keyed, server.roster(list(keyed.values()))))
+        boxes = server.inboxes(list(shared.values()))
+        inboxes = {client: boxes[member] for member, client in enumerate(everyone) if client in shared}
+        staying = [client for client in answering.tolist() if client in inboxes]
+        found.bytes_down += sum(len(inboxes[client]) for client in set(inboxes) - set(staying))
         at_once = max(HELD // max(8 * numbers, 1), 1)
+        added: list[int] = []
         for begin in range(0, len(staying), at_once):
-            for message in step("masked", {client: inboxes[client] for client in staying[begin : begin + at_once]}):
+            sent = step("masked", {client: inboxes[client] for client in staying[begin : begin + at_once]})
+            for message in sent.values():
                 server.add(message)
-        consents = server.consents(step("consent", dict.fromkeys(staying, server.survivors())))
-        total = torch.from_numpy(server.total(step("reveal", dict.fromkeys(staying, consents))))
+            added += sent
+        survivors = server.survivors()
+        self.agreed([self.name(client) for client in added])
+        consents = step("consent", dict.fromkeys(added, survivors))
+        given = step("reveal", dict.fromkeys(consents, server.consents(list(consents.values()))))
+        total = torch.from_numpy(server.total(list(given.values())))
         sizes = [int(np.prod(shape)) for _, shape, _ in form]
         parts = total.split(sizes) if sizes else ()
         return {
             path: part.reshape(shape).to(dtype) if dtype.is_floating_point else part.reshape(shape).round().to(dtype)
             for (path, shape, dtype), part in zip(form, parts)
-        }
+        }, tuple(sorted(added))

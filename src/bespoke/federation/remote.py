@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from bespoke.errors import RemoteLost
 from bespoke.federation.calls import Call, serve
 from bespoke.federation.host import Host
+
+
+class Late(RemoteLost):
+    """A place that is there has not answered in time. Its answer is still to come: `finish` waits for it again."""
 
 
 class Remote(Protocol):
     """A place with a host. It has one call at a time: `start` sends it, `finish` waits for its answer.
 
-    `finish` raises UserError (the host refused), WorkerFailed (the host failed) or RemoteLost (the host is gone, with
-    the state of its clients). `start` may raise RemoteLost too.
+    `finish` raises UserError (the host refused), WorkerFailed (the host failed), RemoteLost (the host is gone, with the
+    state of its clients) or Late. `start` may raise RemoteLost too.
     """
 
     @property

@@ -29,10 +29,11 @@ SERVER_STEPS = ("directory", "form")  # of secure sums: their messages are not b
 
 
 class Transport(Protocol):
-    """Carries a message to a place, and its answer back. Raises RemoteLost if the place is gone."""
+    """Carries a message to a place, and its answer back. Raises RemoteLost if the place is gone, Late if it is late."""
 
     def send(self, message: bytes) -> None: ...
-    def receive(self) -> bytes: ...
+    def receive(self) -> bytes: ...  # after it was late: waits again for the same answer
+    def ready(self) -> bool: ...  # whether a late answer is there, or will never come
     def alive(self) -> bool: ...
     def close(self) -> None: ...
 
@@ -50,6 +51,9 @@ class Wired:
 
     def finish(self) -> Any:
         return decode_answer(self.transport.receive(), self.operation, self.limit)
+
+    def ready(self) -> bool:
+        return self.transport.ready()
 
     def alive(self) -> bool:
         return self.transport.alive()

@@ -7,16 +7,21 @@ that comes back has to bring the same clients.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bespoke import __version__
-from bespoke.deploy.federated.place import ALIKE
+from bespoke.data.population import Population
+from bespoke.data.splits import Split
+from bespoke.deploy.federated.place import ALIKE, source_of
 from bespoke.digests import digest, read_json, sealed
 from bespoke.errors import UserError
 from bespoke.experiment.build import build, resolved
@@ -28,6 +33,7 @@ from bespoke.federation.remote import Remote
 from bespoke.federation.roster import Joined, Roster, joined
 from bespoke.federation.sites import learn
 from bespoke.federation.wire import VERSION
+from bespoke.imported import is_outside
 from bespoke.storage import write_text
 
 FILE = "federation/agreement.json"  # in a folder of its own: results do not depend on it
@@ -38,6 +44,26 @@ def hub_config(config: ExperimentConfig) -> ExperimentConfig:
     """The experiment as the hub runs it: whatever [data] names, the rows are those of the sites."""
     data = DataConfig(population=ELSEWHERE, standardize=config.data.standardize)
     return config.model_copy(update={"data": data, "callbacks": None})
+
+
+def seen_split(population: Population, config: ExperimentConfig) -> Split:
+    """The split as a hub sees it: which clients are in which part, and with how many rows. Which rows these are is seen
+    at the sites, whose own splits count."""
+    if config.split.order == "time":
+        config = config.model_copy(update={"split": config.split.model_copy(update={"order": "stored"})})
+    return make_split(population, config)
+
+
+def made_up(shapes: dict[str, Any], rows: int) -> dict[str, Tensor]:
+    """Columns of numbers that nobody has measured, in the form of the sites' rows: a model of one's own is tried on
+    some of them before it is trained. Each row is a window on one line of numbers: many rows take little memory."""
+    columns = {}
+    for name, (kind, shape) in shapes.items():
+        dtype, size = getattr(torch, kind), math.prod(shape)
+        line = torch.randn(rows + size, generator=torch.Generator().manual_seed(0))
+        line = line.to(dtype) if dtype.is_floating_point else torch.zeros(rows + size, dtype=dtype)
+        columns[name] = line.as_strided((rows, *shape), (1, *torch.empty(shape, device="meta").stride()))
+    return columns
 
 
 @dataclass(frozen=True)
@@ -60,6 +86,7 @@ class Agreement:
         plain = resolved(hub_config(config))
         said = _ask(sites, Call("describe", {"config": plain, "learned": None}))
         compare(said)
+        _check_code(config, names[0], said[names[0]])
         known = _ask(sites, Call("hello"))
         rosters = tuple(known[name] for name in names)
         met, about = joined(rosters, [f"site {name}" for name in names]), said[names[0]]["about"]
@@ -69,7 +96,7 @@ class Agreement:
         missing = _missing(config, about, said[names[0]]["statistics"])
         if missing:
             named: Any = {**about, "name": ELSEWHERE}
-            split = make_split(met.roster.population(named), config)
+            split = seen_split(met.roster.population(named), config)
             found, floats = learn([sites[name] for name in names], split.train)
             learned = {name: list(found[name]) for name in missing if name in found}
             said = _ask(sites, Call("describe", {"config": plain, "learned": learned}))
@@ -87,6 +114,7 @@ class Agreement:
             if name not in self.names:
                 raise UserError(f"site {name} was not there when the run began; it takes part in the next run")
             _check_version(name, said[name])
+            _check_code(config, name, said[name])
             if said[name]["about"] != self.about:
                 raise UserError(f"site {name} brings other columns than when the run began; give it back its schema")
         for name, roster in _ask(sites, Call("hello")).items():
@@ -125,7 +153,9 @@ class Agreement:
         hub = hub_config(config)
         about: Any = {**self.about, "name": ELSEWHERE, "statistics_floats": self.floats, "asked_floats": self.floats}
         population = self.met().roster.population(about)
-        split = make_split(population, hub)
+        if "shapes" in about:
+            population = replace(population, columns=made_up(about["shapes"], population.rows))
+        split = seen_split(population, hub)
         return build(hub, prepared=Prepared(population, split, population, ("none", {})))
 
 
@@ -155,6 +185,15 @@ def _check_version(name: str, said: dict[str, Any]) -> None:
         raise UserError(
             f"site {name} runs bespoke {said['version']} (messages {said['wire']}), and this hub {__version__} "
             f"(messages {VERSION}); install the same release"
+        )
+
+
+def _check_code(config: ExperimentConfig, name: str, said: dict[str, Any]) -> None:
+    """A model of one's own has to be the same at the hub and at the sites, which have been compared."""
+    model = config.model.name
+    if is_outside(model) and said["about"]["code"] != source_of(model):
+        raise UserError(
+            f"[model] {model!r} at site {name} is another than at this hub: install the same release of its package"
         )
 
 

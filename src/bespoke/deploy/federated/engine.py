@@ -1,10 +1,14 @@
-"""An engine of sites: clients of sites that are away do not take part; private state and scores stay where they are."""
+"""An engine of sites: clients of sites that are away do not take part; private state and scores stay where they are.
+
+A site that is late is left out of its round and asked again when its answer has come, which is not used. Its clients'
+private state is then what it was before that round.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.deploy.federated.agreement import Agreement
+from bespoke.deploy.federated.sums import SiteSums
 from bespoke.digests import read_json, sealed
-from bespoke.errors import UserError
+from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.opening import opening_of
 from bespoke.federation.calls import Call
 from bespoke.federation.engine import Engine, RoundResult
@@ -23,7 +28,7 @@ from bespoke.federation.execution import Choice
 from bespoke.federation.opening import Opening
 from bespoke.federation.remote import Remote
 from bespoke.federation.roster import Roster
-from bespoke.federation.sites import Numbered
+from bespoke.federation.sites import Numbered, Wired
 from bespoke.federation.work import ClientWork
 from bespoke.messages.transform import State
 from bespoke.storage import write_text
@@ -36,9 +41,15 @@ BY_SITES = Choice(False, 1, 0, 1, "autograd", "as each site chooses")
 
 
 class SiteEngine(Engine):
-    """`sites`: those that are there, by name; `leg`: a name of this stretch of the run, which no other has."""
+    """`sites`: those that are there, by name; `leg`: a name of this stretch of the run, which no other has.
 
-    def __init__(self, agreed: Agreement, sites: Mapping[str, Remote], folder: Path, leg: str) -> None:
+    `min_sites`: a round that fewer sites have answered is not used. `note`: told who was late, and in which round.
+    """
+
+    def __init__(
+        self, agreed: Agreement, sites: Mapping[str, Wired], folder: Path, leg: str, min_sites: int = 1,
+        note: Callable[[dict[str, Any]], None] = lambda said: None,
+    ) -> None:  # fmt: skip
         met = agreed.met()
         self.there = [name for name in agreed.names if name in sites]
         where = [self.there.index(name) if name in sites else AWAY for name in agreed.names]
@@ -53,17 +64,34 @@ class SiteEngine(Engine):
         ]
         super().__init__(met.roster, BY_SITES, remotes, np.array(where, np.int64)[met.homes])
         self.run, self.leg, self.points = agreed.id, leg, Points(folder / POINTS)
+        self.folder, self.min_sites, self.note = folder, min_sites, note
+        self.wires = [sites[name] for name in self.there]
+        self.untold: set[int] = set()  # places that were behind when clients were introduced to each other
 
     def open(self, work: ClientWork, params: Params) -> None:
+        if work.secure is not None and self.sums is None:
+            # clients answer no number twice, whatever leg or run it is of
+            self.sums = SiteSums(work.secure, self.roster.keys, rounds=int(time.time() * 1000), run=self.folder)
         super().open(work, params)
-        if self.sums is not None and not self.sums.rounds:
-            self.sums.rounds = int(time.time() * 1000)  # clients answer no number twice, whatever leg or run it is of
+        # whether a round has a sum at all is not to depend on who is late: the privacy account does not hold that
+        self.patient = work.masks and any(transform.hides for transform in work.transforms)
 
     def present(self, clients: Ints) -> Ints:
-        """Those of these clients whose site is there."""
+        """Those of these clients whose site is there, and not still busy with an earlier round."""
         assert self.homes is not None
-        there: Ints = clients[self.homes[clients] != AWAY]
+        there: Ints = clients[np.isin(self.homes[clients], self._in_time)]
         return there
+
+    def wait_for_all(self) -> None:
+        """Until the sites that were late have answered; raises RemoteLost if one does not."""
+        for place in sorted(self.behind):
+            self._catch_up(place)
+
+    def _catch_up(self, place: int) -> None:
+        super()._catch_up(place)
+        if place in self.untold:
+            self.untold.discard(place)
+            self._secure("directory", {0: self.sums.introduced})
 
     def _shares(self, clients: Ints, weight: Any) -> list[Ints]:
         home = self.home(clients)
@@ -74,12 +102,31 @@ class SiteEngine(Engine):
         self, server: Tree, clients: Ints, key: int, next_clients: Ints | None = None, state: State | None = None,
         number: int = 0, contacted: Ints | None = None,
     ) -> RoundResult:  # fmt: skip
-        everyone = None if contacted is None else self.present(contacted)
-        return super().round(server, self.present(clients), key, None, state, number, everyone)
+        for place in sorted(self.behind):
+            if self.wires[place].ready():
+                self._catch_up(place)
+        if self.sums is not None:
+            self.sums.begin(key)
+        everyone, before = None if contacted is None else self.present(contacted), set(self.behind)
+        found = super().round(server, self.present(clients), key, None, state, number, everyone)
+        if late := sorted(self.there[place] for place in self.behind - before):
+            self.note({"late": late, "round": number})
+        return found
+
+    def _without_late(self, asked: list[int], key: int) -> list[int]:
+        if len(self._in_time) < self.min_sites:
+            many = f"{len(self._in_time)} of {len(self.there)} sites"
+            raise RemoteLost(f"{many} have answered in time, and min_sites = {self.min_sites}")
+        return super()._without_late(asked, key)
+
+    def _secure(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
+        if step == "directory":
+            self.untold |= self.behind
+        return super()._secure(step, messages)
 
     # -- scores that stay --------------------------------------------------------------------------------------------
     def score(self, server: Tree, clients: Ints, name: str, key: int) -> None:
-        """Every site makes and scores the personal models of its clients."""
+        """Every site that is not behind makes and scores the personal models of its clients."""
         method, clients = self.work.method, self.present(clients)
         shared, own, rows = method.broadcast(server), self._own(server, clients), self._rows(server, clients)
         self._settle()

@@ -1,7 +1,8 @@
 """The hub's half: runs an experiment on the sites that are there, as the training loop runs it anywhere.
 
 A leg is a stretch of a run with the same sites. When one of them is lost the leg ends; the next begins at the last
-checkpoint with the sites that are there then, if they are enough. Clients of a site that is away do not take part.
+checkpoint with the sites that are there then, if they are enough. Clients of a site that is away do not take part. A
+site that is late ends no leg: it is left out of rounds until it has answered (engine.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 from bespoke.deploy.federated.agreement import Agreement, hub_config
 from bespoke.deploy.federated.engine import SiteEngine
 from bespoke.deploy.federated.scoring import SiteResults, SiteScoring
+from bespoke.deploy.federated.sums import newest_checkpoint, unfinished
 from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import to_toml
 from bespoke.experiment.config import ExperimentConfig
-from bespoke.federation.remote import Remote
 from bespoke.federation.sites import Transport, Wired
 from bespoke.federation.wire import LIMIT
 from bespoke.records import RunRecord
@@ -74,9 +75,7 @@ class Hub:
     def leg(self, transports: Mapping[str, Transport]) -> RunRecord:
         """One leg: to the end of the run, or until a site is lost."""
         self._enough(transports)
-        remotes: dict[str, Remote] = {
-            name: Wired(transport, f"site {name}", self.limit) for name, transport in sorted(transports.items())
-        }
+        remotes = {name: Wired(transport, f"site {name}", self.limit) for name, transport in sorted(transports.items())}
         folder = RunFolder.create(self.path, to_toml(hub_config(self.config)))
         with folder.locked():
             done = folder.result()
@@ -89,7 +88,7 @@ class Hub:
                 for name in sorted(set(self.expected) - set(remotes)):
                     self.progress.note(f"site {name} is not there; the run begins without it")
             else:
-                if self.config.secure is not None and self.config.secure.sums:
+                if unfinished(self.path):
                     self._all_of(agreed, remotes)
                 late = [name for name in remotes if name not in agreed.names]
                 for name in late:
@@ -100,7 +99,7 @@ class Hub:
             leg = secrets.token_hex(6)
             self._note({"leg": leg, "sites": sorted(remotes), "away": sorted(set(agreed.names) - set(remotes))})
             experiment = agreed.experiment(self.config)
-            engine = SiteEngine(agreed, remotes, self.path, leg)
+            engine = SiteEngine(agreed, remotes, self.path, leg, self.min_sites, self._late)
             scoring: Any = partial(SiteScoring, share_clients=agreed.share_clients)
             return Run(
                 experiment, folder, self.progress, how=engine.choice, stop=self.stop, checkpoint_seconds=0.0,
@@ -109,14 +108,20 @@ class Hub:
             ).run()  # fmt: skip
 
     def _all_of(self, agreed: Agreement, sites: Mapping[str, Any]) -> None:
-        """A round that is repeated with fewer sites would show the difference: secure sums wait for all of them."""
+        """A sum over fewer clients than before would show the difference: a round that was about to be added up under
+        secure sums is repeated with the sites that it had."""
         away = sorted(set(agreed.names) - set(sites))
         if away:
-            raise RemoteLost(f"secure sums go on with the same sites, and {', '.join(away)} is not there")
+            raise RemoteLost(
+                f"a round under secure sums is repeated with the same sites, and {', '.join(away)} is not there"
+            )
+
+    def _late(self, said: dict[str, Any]) -> None:
+        self._note(said)
+        self.progress.note(f"{', '.join(said['late'])}: late, and left out of round {said['round']}")
 
     def _point(self) -> str:
-        """The name of the newest checkpoint."""
-        return max((path.name for path in (self.path / "checkpoints").glob("*.safetensors")), default="")
+        return newest_checkpoint(self.path)
 
     def _enough(self, sites: Mapping[str, Any]) -> None:
         if len(sites) < max(self.min_sites, 1):

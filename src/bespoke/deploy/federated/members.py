@@ -1,7 +1,7 @@
 """A site's clients as members of secure sums: their identities, whom they know and what they have answered lie on disk.
 
-So a site that was killed is who it was, and answers no round twice. Identities reach other sites through the hub. Each
-site keeps the first that it hears of a client and refuses another later on; docs/federation.md says what that means.
+So a site that was killed is who it was, and answers no round twice. Identities reach other sites through the hub, each
+with its site's word for it (identities.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from bespoke.deploy.federated.identities import Papers
 from bespoke.digests import read_json, sealed
 from bespoke.federation.masked import Members
 from bespoke.messages.secure.client import Client
 from bespoke.messages.secure.keys import KEY_BYTES, Identity, derived
-from bespoke.messages.secure.protocol import Terms
 from bespoke.messages.secure.refused import Refused
 from bespoke.messages.secure.settings import SecureConfig
 from bespoke.storage import write_text
 
+SITES = "sites.json"
 REMEMBERED = 10_000  # rounds
 LOST = "without it this site's clients would answer twice, or as somebody else: put it back"
 
@@ -28,14 +29,15 @@ LOST = "without it this site's clients would answer twice, or as somebody else: 
 class SiteMembers(Members):
     """Members whose memory is a folder of the site."""
 
-    def __init__(self, secure: SecureConfig, folder: Path) -> None:
+    def __init__(self, secure: SecureConfig, folder: Path, papers: Papers) -> None:
         super().__init__(secure)
-        self.folder = folder
+        self.folder, self.papers = folder, papers
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.secret = _secret(folder / "identity.key")
         self.directory = {name: bytes.fromhex(public) for name, public in self._read("directory.json").items()}
+        self.sites: dict[str, str] = self._read(SITES)  # the fingerprint of each site's key
         self.spent: dict[str, int] = self._read("spent.json")
-        self.cohorts: dict[str, list[list[str]]] = self._read("rounds.json")  # by round's key: who was added up
+        self.added: dict[str, list[list[str]]] = self._read("added.json")  # by round's key: whose sum was consented to
         self.key = ""
 
     def begin(self, key: int) -> None:
@@ -43,31 +45,53 @@ class SiteMembers(Members):
         self.key = str(key)
 
     def answer(self, step: str, messages: dict[int, Any]) -> dict[int, Any]:
-        if step == "keys":
-            for message in messages.values():
-                self._same(sorted(Terms.from_bytes(message).members))
-        found = super().answer(step, messages)
+        if step == "consent":
+            for client, message in messages.items():
+                self._same(self.clients[client].told(message))
+        if step == "enrol":
+            return {client: self._vouched(client, name) for client, name in messages.items()}
         if step == "directory":
-            self._write("directory.json", {name: public.hex() for name, public in self.directory.items()})
+            return self._introduced(messages[0])
+        found = super().answer(step, messages)
         if step == "masked":  # on disk before anybody sees the numbers
             self.spent |= {self.clients[client].name: self.clients[client].spent for client in messages}
             self._write("spent.json", self.spent)
         return found
 
-    def _same(self, members: list[str]) -> None:
-        """Refuses a round again with a part of its clients: the difference of the two sums would be the others'."""
-        before = self.cohorts.get(self.key, [])
-        if members in before:
+    def _vouched(self, client: int, name: str) -> bytes:
+        return self.papers.vouch(name, self._member(client, name).identity.public)
+
+    def _introduced(self, met: dict[str, bytes]) -> dict[int, Any]:
+        """Takes over other sites' clients, if their sites are those that were agreed on or heard of before."""
+        known, sites = dict(self.directory), dict(self.sites)
+        for name, said in met.items():
+            found = self.papers.check(name, said)
+            self.papers.known(found, sites)
+            if known.setdefault(name, found.public) != found.public:
+                raise Refused(f"client {name!r} has another identity than before")
+            sites.setdefault(found.site, found.fingerprint)
+        self.directory.update(known)  # in place: the clients look into it
+        self.sites = sites
+        self._write(SITES, sites)
+        self._write("directory.json", {name: public.hex() for name, public in known.items()})
+        return {}
+
+    def _same(self, survivors: list[str]) -> None:
+        """Refuses to add up a round again with other clients, some of them the same: the difference of the two sums
+        would be the others'. What was masked before anybody consented stays masked, so only consents count."""
+        before = self.added.get(self.key, [])
+        if survivors in before:
             return
-        for cohort in before:
-            if set(cohort) & set(members):
+        for others in before:
+            if set(others) & set(survivors):
                 raise Refused(
-                    f"this round was added up before with {len(cohort)} clients, and now with {len(members)}, some of "
-                    "them the same: the difference of two sums is not given away; wait for the sites that are missing"
+                    f"this round was added up before with {len(others)} clients, and now with {len(survivors)}, some "
+                    "of them the same: the difference of two sums is not given away; wait for the sites that are "
+                    "missing, or, in another run, use another seed"
                 )
-        self.cohorts = {**self.cohorts, self.key: [*before, members]}
-        self.cohorts = dict(list(self.cohorts.items())[-REMEMBERED:])
-        self._write("rounds.json", self.cohorts)
+        self.added = {**self.added, self.key: [*before, survivors]}
+        self.added = dict(list(self.added.items())[-REMEMBERED:])
+        self._write("added.json", self.added)  # on disk before the consent leaves
 
     def _member(self, client: int, name: str) -> Client:
         if client not in self.clients:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,29 @@ from numpy.typing import NDArray
 
 from bespoke import __version__
 from bespoke.data.population import Population
-from bespoke.data.splits import Split, Support, Train, Validation
+from bespoke.data.splits import Half, Split, Support, Train, Validation
 from bespoke.data.standardize import moments
 from bespoke.deploy.federated import statistics
 from bespoke.deploy.federated.kept import Points, keep_models
 from bespoke.deploy.federated.rules import Budget, Rules, plain_config
 from bespoke.deploy.federated.statistics import Tables
-from bespoke.digests import digest, read_json, sealed
+from bespoke.digests import digest, file_digest, read_json, sealed
 from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import build
 from bespoke.experiment.choosing import QueryScores, SupportScores, ValidationScores
 from bespoke.experiment.experiment import Experiment, engine_choice
 from bespoke.experiment.opening import work_of
 from bespoke.experiment.prepare import Prepared, prepare
+from bespoke.federation.batches import columns_of
 from bespoke.federation.execution import Choice
 from bespoke.federation.host import Host
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
 from bespoke.federation.wire import VERSION
 from bespoke.federation.work import ClientWork, Mode
+from bespoke.imported import imported, is_outside, trust
 from bespoke.messages.transform import State
+from bespoke.runs.evaluation import HALVES
 from bespoke.storage import write_text
 from bespoke.tensors import Params, Tree
 
@@ -47,8 +51,20 @@ HERE = "rows of this site"  # what stands in the place of a path
 ALIKE = (
     "task", "input", "features", "numeric", "classes", "target", "standardize", "model", "metric", "inputs", "factor",
     "side", "height", "width", "channels", "frames", "bands", "vocabulary", "words", "unscored", "characters",
-    "contexts", "context", "dimension", "unit", "centre",
+    "contexts", "context", "dimension", "unit", "centre", "shapes", "code",
 )  # fmt: skip
+
+
+def shapes(population: Population) -> dict[str, Any]:
+    """The form of a row: of each column its type and its shape, for a hub on which a model of one's own is tried."""
+    columns = {name: population.columns[name] for name in columns_of(population)}
+    return {name: [str(rows.dtype).removeprefix("torch."), list(rows.shape[1:])] for name, rows in columns.items()}
+
+
+def source_of(model: str) -> str:
+    """A digest of the file that a model is described in: sites and hub have to have the same."""
+    imported(model, "[model]")
+    return file_digest(Path(str(sys.modules[model.partition(":")[0]].__file__)))
 
 
 @dataclass(frozen=True)
@@ -57,14 +73,18 @@ class Built:
 
     experiment: Experiment
     prepared: Prepared
+    name: str  # a digest of its settings
 
 
 class SiteHost(Host):
     """A host that keeps what is its clients' own: files of private state, scores, personal models."""
 
-    def __init__(self, rows: Population, state: Path, rules: Rules, mode: Mode | None = None) -> None:
+    def __init__(
+        self, rows: Population, state: Path, rules: Rules, mode: Mode | None = None, papers: Any = None
+    ) -> None:
+        """`papers`: with which this site vouches for its clients under secure sums (identities.py)."""
         super().__init__(rows, mode or Mode(vectorized=False))
-        self.rows, self.state, self.rules = rows, state, rules
+        self.rows, self.state, self.rules, self.papers = rows, state, rules, papers
         self.chosen_mode = mode is not None
         state.mkdir(parents=True, exist_ok=True)
         self.budget = Budget(state / "budget.json", rules)
@@ -78,8 +98,15 @@ class SiteHost(Host):
     def make(self, config: dict[str, Any], learned: dict[str, Any] | None) -> Built:
         """The experiment that a hub describes, on the rows of this site."""
         self.rules.check_config(config)
+        split = config.get("split") or {}
+        if split.get("order") == "time" and "time" not in self.rows.columns:
+            raise UserError(
+                "split.order = 'time': the rows of this site have no time column; for tables the hub names it in "
+                "[columns] of hub.toml: time = ..."
+            )
         key = json.dumps([config, learned], sort_keys=True)
         if key not in self.built:
+            trust(*self.rules.models)
             data = config.get("data") or {}
             how = data.get("standardize") if isinstance(data, dict) else None
             mine = {name: value for name, value in config.items() if name not in ("data", "engine", "secure")}
@@ -89,7 +116,8 @@ class SiteHost(Host):
             secure = config.get("secure")
             whole = plain_config({**mine, "secure": secure}, "the hub's experiment") if secure else made
             experiment = replace(build(made, prepared=prepared), secure=whole.secure)
-            self.built = {key: Built(experiment, prepared)}  # the last one alone: rows may be many
+            name = digest(key.encode())
+            self.built = {key: Built(experiment, prepared, name)}  # the last one alone: rows may be many
         self.now = self.built[key]
         return self.now
 
@@ -109,6 +137,9 @@ class SiteHost(Host):
         about: Any = built.experiment.population.about
         if learned is None:  # encoded as all sites encode; means and deviations are yet to be agreed on
             about = {name: value for name, value in about.items() if name not in ("unit", "centre")}
+        model = built.experiment.config["model"]["name"]
+        if is_outside(model):
+            about = {**about, "shapes": shapes(built.experiment.population), "code": source_of(model)}
         alike = {name: about[name] for name in ALIKE if name in about}
         schema: Any = self.rows.about.get("schema") or {}
         known = {name: list(pair) for name, pair in schema.get("statistics", {}).items()}
@@ -162,7 +193,9 @@ class SiteHost(Host):
         from bespoke.deploy.federated.members import SiteMembers  # needs cryptography, an extra
 
         if self.members is None and self.work.secure is not None:
-            self.members = SiteMembers(self.work.secure, self.state / "secure")
+            if self.papers is None:
+                raise UserError("secure sums need the certificate of this site, and it was started without one")
+            self.members = SiteMembers(self.work.secure, self.state / "secure", self.papers)
         return self.members
 
     # -- rounds ------------------------------------------------------------------------------------------------------
@@ -215,6 +248,8 @@ class SiteHost(Host):
             rows["support"] = support
         validation = rows["validation"]
         assert isinstance(validation, Validation)
+        if self.work.method.choosing.by == "auto":
+            rows |= {half: Half.of_rows(validation, odd) for half, odd in zip(HALVES, (False, True))}
         return {part: some for part, some in rows.items() if some.sizes(clients).sum()}, support, np.sort(clients)
 
     def statistics(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +258,28 @@ class SiteHost(Host):
         tables = self._tables_of(request)
         if request.get("what") == "clients" and not self.rules.share_clients:
             raise UserError("scores of single clients do not leave this site (share_clients = false)")
+        self._check_choice(request)
         return statistics.answer(tables, request, self.rules.least)
+
+    def _check_choice(self, request: dict[str, Any]) -> None:
+        """Refuses what would tell single clients apart, by the difference of two answers: another rule of acceptance
+        than the experiment's, and a second division of the same clients by size."""
+        assert self.now is not None
+        choice, rule = request.get("choice") or {}, self.now.experiment.stages[-1].accept
+        if choice.get("accept") not in (None, rule and asdict(rule)):
+            raise UserError(f"accept = {choice['accept']} is not that of the experiment, which is {rule}")
+        edges = request.get("edges", choice.get("edges"))
+        if edges is None:
+            return
+        path, key = self.state / "divisions.json", f"{self.now.name} {request.get('of')}"
+        known = read_json(path, "put it back: scores are summed by one division alone") if path.exists() else {}
+        if known.get(key, edges) != edges:
+            raise UserError(
+                f"scores of {request.get('of')!r} were summed by sizes from {known[key]} on, and now from {edges}; "
+                "this site sums them by one division alone: two sums that differ in a client would show that client"
+            )
+        if key not in known:
+            write_text(path, json.dumps(sealed({**known, key: edges})))
 
     def _tables_of(self, request: dict[str, Any]) -> Tables:
         name = request.get("of")
@@ -235,7 +291,8 @@ class SiteHost(Host):
         """Make the personal models that were chosen, and keep them here for `bespoke deploy predict`."""
         tables, asked = self._tables_of(request), self.last_scored[request["of"]]
         assert self.now is not None
-        picked = statistics.chosen(tables, request["choice"])
+        self._check_choice(request)
+        picked = statistics.chosen(tables, request["choice"], self.rules.least)
         folder = self.state / "models"
         made = keep_models(self, self.now.experiment, self.now.prepared, asked, tables.clients, picked, folder)
         return {"models": made}

@@ -1,7 +1,8 @@
 """A site's own rules. They hold whatever the hub asks, and a refusal says which rule it was.
 
 - Named operations, and no others: scores of single clients, personal models and held messages stay here.
-- A fixed catalogue of methods; no code by name, no files of this machine.
+- A fixed catalogue of methods, and of models by the name of their code, which is installed here; no other code by name,
+  no files of this machine.
 - Every sum has at least so many clients. Where sums are masked between clients, the protocol's own least counts.
 - A privacy budget of this site: training is refused without noise that this site adds to each message, and once the
   budget is spent. It counts the rounds that were carried out here, over all runs.
@@ -46,6 +47,7 @@ class Rules:
     epsilon: float | None = None  # the site's own budget, of all runs together; None: it keeps none
     delta: float | None = None
     methods: tuple[str, ...] | None = None  # None: all that are built in
+    models: tuple[str, ...] = ()  # "package.module:name" of networks that are installed here and may be trained
     share_clients: bool = False  # each client's scores may leave, by its name
     evaluate: bool = True  # statistics of scores may leave
 
@@ -60,21 +62,30 @@ class Rules:
         for name in self.methods or ():
             if name not in METHODS.built_in:
                 raise UserError(f"methods: {name!r} is not built in; known: {', '.join(sorted(METHODS.built_in))}")
+        for name in self.models:
+            if not is_outside(name):
+                raise UserError(f"models: {name!r} is not of the form 'package.module:name'")
 
     # -- an experiment, before anything is made of it --------------------------------------------------------------
     def check_config(self, config: dict[str, Any]) -> None:
-        """Refuses experiments that name code or files, or methods outside the catalogue."""
+        """Refuses experiments that name code or files, or methods and models outside the catalogue."""
         for key in OWN_TABLES:
             if config.get(key):
                 raise UserError(f"this site carries out no experiment with [{key}]; leave it out")
         rest = {name: value for name, value in config.items() if name not in ("data", "label")}
+        model = rest.get("model")
+        if isinstance(model, dict) and model.get("name") in self.models:
+            rest["model"] = {name: value for name, value in model.items() if name != "name"}
         for text in _texts(rest):
             if is_outside(text) or text.startswith("__main__:"):
-                raise UserError(f"this site runs no code by name, and the experiment names {text!r}")
+                known = f"models = {list(self.models)}" if self.models else "models that it names"
+                raise UserError(
+                    f"this site runs no code by name but for {known} (site.toml), and the experiment names {text!r}"
+                )
             if "/" in text or "\\" in text or text.startswith(("~", ".")):
                 raise UserError(f"this site opens no files for the hub, and the experiment names {text!r}")
         stages = config.get("stage")
-        allowed = METHODS.built_in if self.methods is None else self.methods
+        allowed = tuple(METHODS.built_in) if self.methods is None else self.methods
         for stage in stages if isinstance(stages, list) else []:
             name = stage.get("method") if isinstance(stage, dict) else None
             if name not in allowed:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from bespoke.data.splits import Split
 from bespoke.deploy.federated.engine import SiteEngine
 from bespoke.deploy.federated.statistics import answering, total
 from bespoke.errors import UserError
+from bespoke.experiment.choosing import size_edges
 from bespoke.experiment.experiment import Experiment
 from bespoke.method import Method
 from bespoke.randomness import mix
 from bespoke.records import PrivacyRecord, RunRecord
-from bespoke.runs.evaluation import Point, json_number
+from bespoke.runs.evaluation import HALVES, Point, json_number
 from bespoke.runs.events import Progress
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.results import described
@@ -35,6 +36,7 @@ class Choice:
 
     rule: dict[str, Any]  # for sites, which make their clients' own choices by it
     costs: dict[str, Any]
+    who: dict[str, float] | None = None  # by who chooses: the error on the other half (choosing = "auto")
 
     @property
     def default(self) -> int:
@@ -64,6 +66,7 @@ class SiteScoring:
     stop: Callable[[], bool]
     share_clients: bool = False
     silent: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)  # sites that have no part in a choice by size
 
     @property
     def method(self) -> Method:
@@ -83,31 +86,82 @@ class SiteScoring:
         """The common candidate by all sites' sums; clients' own choices are made where their scores are."""
         method, experiment = self.method, self.experiment
         by, lower, metric = str(method.choosing.by), experiment.lower_is_better, experiment.metric
-        if by not in ("global", "client", "support", "last"):
+        if by not in ("global", "client", "support", "last", "auto", "size"):
             raise UserError(
-                f"choose = {by!r} of {method.card.name} compares single clients' scores, which stay with their sites; "
-                "use 'global' or 'client'"
+                f"choose = {by!r} of {method.card.name} is not known to federations; use 'global' or 'client'"
             )
-        many = len(method.candidates())
-        allowed = list(range(many)) if method.choosing.keep_shared else list(range(1, many))
+        who = self._who(of) if by == "auto" else None
+        if by == "auto":
+            by = "client" if who and who["client"] < who["global"] else "global"
         part = "support" if by == "support" else "validation"
         if by == "support":
             lower, metric = True, "loss"
-        costs, _ = self._sums({"what": "costs", "of": of, "part": part, "metric": metric, "lower": lower})
+        request = {"what": "costs", "of": of, "part": part, "metric": metric, "lower": lower}
+        edges = self._edges(of) if by == "size" else None
+        costs, answers = self._sums(request if edges is None else {**request, "edges": edges})
+        sizes: dict[str, Any] = {}
         if not costs.get("seen"):  # nobody can choose: the last candidate, which was trained longest
-            default, by = many - 1, "last"
+            default, by = len(method.candidates()) - 1, "last"
         elif by == "last":
-            default = allowed[-1]
+            default = self._allowed[-1]
         else:
-            means = [costs["cost"][candidate] / costs["seen"] for candidate in allowed]
-            default = allowed[int(np.argmin(means))]
+            default = self._best(costs)
+        if by == "size" and edges is not None:
+            sizes = {"edges": edges, "picks": self._by_size(answers, len(edges) + 1, default)}
         rule = experiment.stages[-1].accept
-        request = {
-            "by": by, "default": default, "metric": experiment.metric, "lower": experiment.lower_is_better,
-            "allowed": None if method.choosing.keep_shared else allowed,
-            "accept": None if rule is None else asdict(rule),
+        accept = None if rule is None else asdict(rule)
+        return Choice({**self._rule(by, default), **sizes, "accept": accept}, costs, who)
+
+    @property
+    def _allowed(self) -> list[int]:
+        """The candidates that may be chosen."""
+        return list(range(0 if self.method.choosing.keep_shared else 1, len(self.method.candidates())))
+
+    def _rule(self, by: str, default: int) -> dict[str, Any]:
+        return {
+            "by": by, "default": default, "metric": self.experiment.metric, "lower": self.experiment.lower_is_better,
+            "allowed": None if self.method.choosing.keep_shared else self._allowed, "accept": None,
         }  # fmt: skip
-        return Choice(request, costs)
+
+    def _best(self, costs: dict[str, Any]) -> int:
+        """The candidate of the least mean cost; ties keep the earlier."""
+        return self._allowed[int(np.argmin([costs["cost"][candidate] / costs["seen"] for candidate in self._allowed]))]
+
+    def _who(self, of: str) -> dict[str, float] | None:
+        """The error of one common choice and of each client's own choice, by cross-validation on two halves of the
+        validation rows: as runs.evaluation.Scoring.who, of sums over all clients. None if there are no two halves."""
+        lower, metric = self.experiment.lower_is_better, self.experiment.metric
+        found: dict[str, list[float]] = {"global": [], "client": []}
+        for on, judged in (HALVES, HALVES[::-1]):
+            costs, _ = self._sums({"what": "costs", "of": of, "part": on, "metric": metric, "lower": lower})
+            if not costs.get("seen"):
+                return None
+            for by, errors in found.items():
+                rule = {**self._rule(by, self._best(costs)), "on": on}
+                under, _ = self._under(Choice(rule, costs), of, judged)
+                if not under:
+                    return None
+                errors.append(_mean(under, metric))
+        return {by: float(np.mean(errors)) * (1 if lower else -1) for by, errors in found.items()}
+
+    def _edges(self, of: str) -> list[int]:
+        """Where the parts by size begin: of all clients, also of sites that are away, so that it does not change."""
+        split = self.experiment.split
+        clients = split.selection.validation.clients if of == "selection" else split.test.query.clients
+        return [int(edge) for edge in size_edges(split.selection.support.sizes(clients))]
+
+    def _by_size(self, answers: dict[str, dict[str, Any]], many: int, common: int) -> list[int]:
+        """The best candidate of each part by size, of the sites that have enough clients in each of theirs."""
+        said = [found["sizes"] for found in answers.values() if "sizes" in found]
+        picks = []
+        for part in range(many):
+            seen = sum(found["seen"][part] for found in said)
+            costs = {"seen": seen, "cost": np.sum([found["cost"][part] for found in said], axis=0)} if seen else {}
+            picks.append(self._best(costs) if seen else common)
+        for name in sorted(name for name, found in answers.items() if "sizes" not in found and name not in self.told):
+            self.told.add(name)
+            self.progress.note(f"site {name} has too few clients of some size to choose by size; the others choose")
+        return picks
 
     def _under(self, choice: Choice, of: str, part: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         return self._sums({
@@ -117,7 +171,7 @@ class SiteScoring:
 
     # -- for a run ---------------------------------------------------------------------------------------------------
     def point(self, split: Split, server: Tree) -> Point:
-        """A point of the learning curve: means over all validation clients of the sites that are there."""
+        """A point of the learning curve: means over all validation clients of the sites that are there, in time."""
         clients = self.engine.present(split.selection.validation.clients)
         if not len(clients):
             return {}
@@ -142,6 +196,7 @@ class SiteScoring:
     def final(self, server: Tree, title: str) -> Final:
         """Sites make the personal models of all tested clients, choose among them, score them, and keep them."""
         split = self.experiment.split
+        self.engine.wait_for_all()
         clients = self.engine.present(split.test.query.clients)
         if not len(clients):
             raise UserError("no client of the sites that are there has rows to be tested on")
@@ -156,6 +211,8 @@ class SiteScoring:
                 choice = self._choose("selection")
                 validation, _ = self._under(choice, "selection", "validation")
             self._score(server, clients, "test")
+            if choice is not None and self.method.choosing.by == "auto":  # who chooses: by the tested clients' own rows
+                choice = replace(choice, rule={**choice.rule, "by": self._choose("test").rule["by"]})
             choice = choice or self._choose("test")
             if not len(others):
                 validation = {}
@@ -196,7 +253,9 @@ class SiteScoring:
 def _added(said: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums of several sites' answers; histograms are put together where all have the same bins."""
     plain = [
-        {name: value for name, value in found.items() if name != "gain"} for found in said if found.get("seen") != 0
+        {name: value for name, value in found.items() if name not in ("gain", "sizes")}
+        for found in said
+        if found.get("seen") != 0
     ]
     if not plain:
         return {"seen": 0}
@@ -241,8 +300,10 @@ class SiteResults:
         if final.clients is not None:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
-        own = final.choice.rule["by"] in ("client", "support") or final.without is not None
-        chosen = {"candidate": names[final.choice.default], "by_client": own}
+        own = final.choice.rule["by"] in ("client", "support", "size") or final.without is not None
+        chosen: dict[str, Any] = {"candidate": names[final.choice.default], "by_client": own}
+        if final.choice.who is not None:
+            chosen["who"] = {name: json_number(value) for name, value in final.choice.who.items()}
         costs = final.choice.costs
         seen = [json_number(s / k) if k else None for s, k in zip(costs.get("sum", []), costs.get("known", []))]
         metric, silos = experiment.metric, experiment.split.kind == "cross-silo"

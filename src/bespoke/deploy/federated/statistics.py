@@ -1,6 +1,7 @@
 """What a site says of its clients' scores, and how a hub puts it together: sums and histograms, never one client's.
 
-    costs    of each candidate: the sum over clients of what a common choice goes by, and the sum of the values
+    costs    of each candidate: the sum over clients of what a common choice goes by, and the sum of the values; by
+             size of clients as well, if each size has enough clients here
     under    of the candidate that each client uses: counts, sums and histograms of every metric
     clients  each client's values by itself, where a site allows it
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from bespoke.errors import UserError
 from bespoke.experiment.choosing import (
     Acceptance,
+    BySize,
     Chosen,
     QueryScores,
     SupportScores,
@@ -53,16 +55,18 @@ def answer(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any
     if len(tables.clients) < least and what != "clients":
         return {"withheld": True}
     if what == "costs":
-        return costs(tables, request["part"], request["metric"], bool(request["lower"]), least)
+        return costs(tables, request["part"], request["metric"], bool(request["lower"]), least, request.get("edges"))
     if what == "under":
         return under(tables, request, least)
     if what == "clients":
-        return by_client(tables, request)
+        return by_client(tables, request, least)
     raise UserError(f"statistics of the kind {what!r} are not known; there are costs, under, clients")
 
 
-def costs(tables: Tables, part: str, metric: str, lower: bool, least: int) -> dict[str, Any]:
-    """What `choose` goes by for a common choice, summed over clients."""
+def costs(
+    tables: Tables, part: str, metric: str, lower: bool, least: int, edges: list[int] | None = None
+) -> dict[str, Any]:
+    """What `choose` goes by for a common choice, summed over clients; with edges, over those of each size as well."""
     scores = tables.scores.get(part)
     if scores is None or isinstance(scores, QueryScores):
         return {"seen": 0}
@@ -70,19 +74,42 @@ def costs(tables: Tables, part: str, metric: str, lower: bool, least: int) -> di
     seen = ~np.isnan(values).all(0)
     if int(seen.sum()) < least:
         return {"withheld": True}
-    cost = [np.where(np.isnan(each), np.inf, each if lower else -each)[seen].sum() for each in values]
-    return {
-        "seen": int(seen.sum()), "cost": [float(each) for each in cost],
+    cost = np.array([np.where(np.isnan(each), np.inf, each if lower else -each)[seen] for each in values])
+    found = {
+        "seen": int(seen.sum()), "cost": cost.sum(1).tolist(),
         "sum": [float(np.nansum(each)) for each in values], "known": [int((~np.isnan(each)).sum()) for each in values],
     }  # fmt: skip
+    place = None if edges is None else places(tables, edges, least)
+    if place is not None:
+        counts = np.bincount(place[seen], minlength=len(edges or ()) + 1)
+        if not ((counts > 0) & (counts < least)).any():
+            by_size = [cost[:, place[seen] == part].sum(1).tolist() for part in range(len(counts))]
+            found["sizes"] = {"seen": counts.tolist(), "cost": by_size}
+    return found
 
 
-def chosen(tables: Tables, choice: dict[str, Any]) -> Chosen:
-    """Each client's candidate: the common one, its own choice, or the shared model where it does not accept."""
+def places(tables: Tables, edges: list[int], least: int) -> Ints | None:
+    """The part by size of each client; None if a part has too few clients here that all sums are of.
+
+    Such a site neither says anything by size nor chooses by it: what all clients sum to under two choices that differ
+    in a part would show that part.
+    """
+    place = np.searchsorted(np.array(edges), tables.support, side="right")
+    whole = np.logical_and.reduce([sizes > 0 for sizes in tables.sizes.values()])
+    there, counted = (np.bincount(some, minlength=len(edges) + 1) for some in (place, place[whole]))
+    return None if ((there > 0) & (counted < least)).any() else place
+
+
+def chosen(tables: Tables, choice: dict[str, Any], least: int) -> Chosen:
+    """Each client's candidate: the common one, that of its size, its own choice, or the shared model where it does not
+    accept. `on`: the part of the rows on which clients choose, if not all validation rows."""
     common, own = int(choice["default"]), {}
     validation = tables.scores.get("validation")
+    if choice["by"] == "size" and places(tables, choice["edges"], least) is not None:
+        by_size = BySize(np.array(choice["edges"]), tuple(choice["picks"]), common)
+        own = by_size.choice((tables.clients, tables.support)).own
     if choice["by"] in ("client", "support"):
-        scores: Any = tables.scores.get("support" if choice["by"] == "support" else "validation")
+        scores: Any = tables.scores.get("support" if choice["by"] == "support" else choice.get("on", "validation"))
         if scores is not None:
             lower, metric = (True, "loss") if choice["by"] == "support" else (bool(choice["lower"]), choice["metric"])
             own = choose(scores, metric, lower, choice["by"], choice["allowed"]).own
@@ -98,7 +125,7 @@ def chosen(tables: Tables, choice: dict[str, Any]) -> Chosen:
 
 def under(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any]:
     """Sums of each metric under the clients' choices, and of the shared model beside it."""
-    scores, picked = tables.scores.get(request["part"]), chosen(tables, request["choice"])
+    scores, picked = tables.scores.get(request["part"]), chosen(tables, request["choice"], least)
     if scores is None:
         return {"withheld": True}
     count = scores.at(picked, "count")
@@ -112,7 +139,7 @@ def under(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any]
         "personal": int((picked.of(scores.clients) != 0)[tested].sum()),
     }  # fmt: skip
     if request["choice"].get("accept") is not None:
-        plain = chosen(tables, {**request["choice"], "accept": None})
+        plain = chosen(tables, {**request["choice"], "accept": None}, least)
         found["accepted"] = int((picked.of(scores.clients) == plain.of(scores.clients)).sum())
     for metric in request["metrics"]:
         values, before = scores.at(picked, metric), scores.at(Chosen(0, {}), metric)
@@ -155,9 +182,9 @@ def histogram(values: Floats, edges: Sequence[float], least: int) -> list[list[f
     return [] if len(known) < least else bins
 
 
-def by_client(tables: Tables, request: dict[str, Any]) -> dict[str, Any]:
+def by_client(tables: Tables, request: dict[str, Any], least: int) -> dict[str, Any]:
     """Each client's scores, for a site that shares them."""
-    picked, query = chosen(tables, request["choice"]), tables.scores["query"]
+    picked, query = chosen(tables, request["choice"], least), tables.scores["query"]
     validation = tables.scores.get("validation")
     found: dict[str, Any] = {"clients": tables.clients.tolist(), "candidate": picked.of(tables.clients).tolist()}
     for metric in request["metrics"]:

@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from nvflare.lighter.utils import Identity, generate_cert, x509_name
 
+from bespoke.deploy.federated.identities import key_fingerprint
 from bespoke.deploy.flare.keys import (
     common_name,
     fingerprint_of,
-    key_fingerprint,
     new_key,
     pem,
     read_key,

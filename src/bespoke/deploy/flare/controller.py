@@ -29,6 +29,8 @@ from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.deploy.flare.job import AGAIN, EXPERIMENT, NOTES, OUTCOME, RUN
 from bespoke.deploy.flare.project import is_name
 from bespoke.errors import RemoteLost, UserError, WorkerFailed
+from bespoke.federation.remote import Late
+from bespoke.imported import trust_named
 from bespoke.runs.events import Interrupted
 from bespoke.storage import write_text
 
@@ -50,12 +52,14 @@ class SiteLine:
         self.task: Task | None = None
         self.done = threading.Event()
         self.fetched = self.sent = 0.0
+        self.late = False  # whether it was said that the answer is late
         self.reply: bytes | None = None
 
     def send(self, message: bytes) -> None:
         data = Shareable()
         data[MESSAGE] = message
-        self.done, self.reply, self.fetched, self.sent = threading.Event(), None, 0.0, time.monotonic()
+        self.done, self.reply, self.fetched, self.late = threading.Event(), None, 0.0, False
+        self.sent = time.monotonic()
         self.task = Task(TASK, data, timeout=0, after_task_sent_cb=self._fetched, result_received_cb=self._received)
         self.hub.send(self.task, self.hub.context, targets=[self.name])
 
@@ -69,20 +73,35 @@ class SiteLine:
             self.done.set()
 
     def receive(self) -> bytes:
+        """The answer. A site that is late may be waited for once more, as long again."""
+        begun = time.monotonic()
         while not self.done.wait(TICK):
             self.hub.check_abort()
-            now = time.monotonic()
-            if self.hub.dead(self.name):
-                raise self._lost("its job process has ended")
-            if not self.fetched and now - self.sent > FETCHED:
-                raise self._lost(f"it has not asked for work for {FETCHED:g} seconds")
-            if self.fetched and now - max(self.hub.seen.get(self.name, 0.0), self.fetched) > QUIET:
-                raise self._lost(f"it gave no sign of life for {QUIET:g} seconds")
-            if self.fetched and now - self.fetched > self.hub.late:
-                raise self._lost(f"it is late: no answer within {self.hub.late:g} seconds")
+            if gone := self._gone():
+                raise self._lost(gone)
+            if self.fetched and time.monotonic() - max(self.fetched, begun) > self.hub.late:
+                late = f"it is late: no answer within {self.hub.late:g} seconds"
+                if self.late:
+                    raise self._lost(f"{late}, twice")
+                self.late = True
+                raise Late(f"site {self.name}: {late}")
         if self.reply is None:
             raise self._lost("its answer holds no message")
         return self.reply
+
+    def ready(self) -> bool:
+        return self.done.is_set() or bool(self._gone())
+
+    def _gone(self) -> str:
+        """Why no answer will come, or nothing."""
+        now = time.monotonic()
+        if self.hub.dead(self.name):
+            return "its job process has ended"
+        if not self.fetched and now - self.sent > FETCHED:
+            return f"it has not asked for work for {FETCHED:g} seconds"
+        if self.fetched and now - max(self.hub.seen.get(self.name, 0.0), self.fetched) > QUIET:
+            return f"it gave no sign of life for {QUIET:g} seconds"
+        return ""
 
     def _lost(self, why: str) -> RemoteLost:
         assert self.task is not None
@@ -147,6 +166,7 @@ class HubController(Controller):  # type: ignore[misc]
         found: dict[str, Any] = {}
         try:
             raw = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
+            trust_named(raw["experiment"].get("model"))  # it was given to `deploy run`, on this machine
             hub = Hub(
                 plain_config(raw["experiment"], raw["where"]), folder / RUN, tuple(said["sites"]), said["min_sites"],
                 progress=Notes(folder / NOTES), stop=lambda: bool(abort_signal.triggered),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography import x509
 from filelock import FileLock
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
@@ -19,9 +20,11 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from bespoke.deploy.federated.guarded import GuardedSite
+from bespoke.deploy.federated.identities import Papers
 from bespoke.deploy.federated.place import SiteHost
 from bespoke.deploy.federated.rules import Rules
 from bespoke.deploy.flare.hardened import BY_BESPOKE
+from bespoke.deploy.flare.keys import read_key
 from bespoke.deploy.flare.rows import load_rows
 from bespoke.errors import RemoteLost
 from bespoke.federation.wire import encode_answer
@@ -64,11 +67,18 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.lock = FileLock(state / ".lock", timeout=WAIT)
         self.lock.acquire()
-        host = SiteHost(load_rows(said), state, rules_of(said))
+        host = SiteHost(load_rows(said), state, rules_of(said), papers=papers_of(kit, said))
         return GuardedSite(host, state / SENT, failed=lambda error: self._failed(error, fl_ctx))
 
     def _failed(self, error: BaseException, fl_ctx: FLContext) -> None:
         self.log_exception(fl_ctx, f"{type(error).__name__}: {error}")
+
+
+def papers_of(kit: Path, said: dict[str, Any]) -> Papers:
+    """The site's key and certificate, the authority's, and the sites that were agreed on."""
+    startup = kit / "startup"
+    own, root = (x509.load_pem_x509_certificate((startup / name).read_bytes()) for name in ("client.crt", "rootCA.pem"))
+    return Papers(read_key(startup / "client.key"), own, root, said.get("peers"))
 
 
 def rules_of(said: dict[str, Any]) -> Rules:
@@ -77,7 +87,7 @@ def rules_of(said: dict[str, Any]) -> Rules:
     return Rules(
         least=said["least"], epsilon=said.get("epsilon"), delta=said.get("delta"),
         methods=None if methods is None else tuple(methods), share_clients=bool(said.get("share_clients", False)),
-        evaluate=bool(said.get("evaluate", True)),
+        evaluate=bool(said.get("evaluate", True)), models=tuple(said.get("models") or ()),
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from bespoke.deploy.flare.keys import common_name, key_fingerprint, read_key
+from bespoke.deploy.federated.identities import key_fingerprint
+from bespoke.deploy.flare.keys import common_name, read_key
 from bespoke.errors import UserError
 
 Role = Literal["hub", "site"]

@@ -17,6 +17,7 @@ from typing import Any
 
 from bespoke.deploy.federated.agreement import Agreement, hub_config
 from bespoke.deploy.federated.hub import LEGS
+from bespoke.deploy.federated.sums import newest_checkpoint, unfinished
 from bespoke.deploy.flare.check_period import TASK_REQUEST_INTERVAL
 from bespoke.deploy.flare.hardened import BY_BESPOKE, CONTROLLER, EXECUTOR
 from bespoke.deploy.flare.project import is_name
@@ -119,9 +120,7 @@ class Federation:
         return RunFolder(self.run_folder).result() if (self.run_folder / "result.json").exists() else None
 
     def _point(self) -> str:
-        """The newest checkpoint's name."""
-        folder = self.run_folder / "checkpoints"
-        return max((path.name for path in folder.glob("*.safetensors")), default="") if folder.exists() else ""
+        return newest_checkpoint(self.run_folder)
 
     # -- one job -----------------------------------------------------------------------------------------------------
     def _job(self) -> dict[str, Any]:
@@ -156,8 +155,7 @@ class Federation:
         since, told = time.monotonic(), False
         agreed = Agreement.read(self.run_folder)
         wanted = list(agreed.names) if agreed else self.expected
-        masks = self.config.secure is not None and self.config.secure.sums
-        least = len(wanted) if masks and agreed else self.min_sites
+        least = len(wanted) if agreed and unfinished(self.run_folder) else self.min_sites
         while True:
             there = [name for name in sites_of(admin) if name in self.expected]
             mine = [name for name in there if name in wanted]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -61,12 +59,6 @@ def pem(certificate: x509.Certificate) -> bytes:
 
 def fingerprint_of(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
-
-
-def key_fingerprint(public: Any) -> str:
-    """Of a public key: what people compare when the hub approves a request."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def common_name(name: x509.Name) -> str:

@@ -116,7 +116,8 @@ def settle_site(kit: Path, settings: SiteSettings, approval: Approval | None = N
         said |= {"schema": str(schema.resolve()) if approval.schema else None, "columns": approval.said["columns"]}
     if data is not None:
         said["data"] = str(data.resolve())
-    own = {name: getattr(settings, name) for name in ("least", "epsilon", "delta", "methods", "share_clients")}
+    named = ("least", "epsilon", "delta", "methods", "share_clients", "peers", "models")
+    own = {name: getattr(settings, name) for name in named}
     state = str((kit.parent / "state").resolve())
     _write_json(path, {**said, "site": settings.name, "project": settings.project, "state": state, **own})
 

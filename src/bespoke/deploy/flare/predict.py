@@ -21,6 +21,7 @@ from bespoke.deploy.export import client_folder, load_personal
 from bespoke.deploy.flare.hardened import BY_BESPOKE
 from bespoke.digests import read_json
 from bespoke.errors import UserError, unknown
+from bespoke.imported import trust
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def predict(site: Path, rows: Path) -> Predicted:
     if not (kept / "models.json").exists():
         raise UserError(f"{site} has no personal models yet: they are made at the end of a run in which it takes part")
     about = read_json(kept / "models.json", "take part in a run again")
+    trust(*(said.get("models") or ()))
     clients, x = _read(rows, said)
     values: list[Any] = [None] * len(clients)
     target = ""

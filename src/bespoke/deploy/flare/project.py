@@ -19,7 +19,7 @@ FINGERPRINT = r"^[0-9a-f]{64}$"
 ALLOWED = {
     NAME: "up to 40 letters, digits, - and _, the first a letter or a digit",
     HOST: "the name or the number of a machine, such as hub.example.org",
-    FINGERPRINT: "64 digits of 0-9 and a-f, as the hub has told you",
+    FINGERPRINT: "64 digits of 0-9 and a-f, as you were told by telephone",
 }
 RESERVED = ("server", "all", "@all", "admin", "client")  # FLARE means something else by them
 
@@ -37,6 +37,7 @@ def _plain(name: str) -> str:
 
 
 Name = Annotated[str, StringConstraints(pattern=NAME), AfterValidator(_plain)]
+Fingerprint = Annotated[str, StringConstraints(pattern=FINGERPRINT)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -101,6 +102,13 @@ class SiteSettings(_Strict):
     delta: float | None = Field(default=None, gt=0, lt=1, description="of the budget")
     methods: list[str] | None = Field(default=None, description="methods that may run here; default: all built-in ones")
     share_clients: bool = Field(default=False, description="scores of single clients may leave this site")
+    models: list[str] | None = Field(
+        default=None, description="networks that are installed here and may be trained, as 'package.module:name'"
+    )
+    peers: dict[Name, Fingerprint] | None = Field(
+        default=None, description="the fingerprints of the other sites' keys, as they say by telephone; default: the "
+        "first that is heard of a site counts",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _together(self) -> SiteSettings:

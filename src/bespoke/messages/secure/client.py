@@ -123,6 +123,12 @@ class Client:
         self.spent = at.terms.round
         return self._message(at, Kind.MASKED, numbers_to_bytes(numbers))
 
+    def told(self, message: bytes) -> list[str]:
+        """The names of the survivors that a message before `consent` says; none if no attempt is on."""
+        survivors = members_of(opened(message, Kind.SURVIVORS).body)
+        members = self.attempt.terms.members if self.attempt else ()
+        return sorted(members[member] for member in survivors if member < len(members))
+
     def consent(self, message: bytes) -> bytes:
         """Signs the survivors: the clients whose numbers are added."""
         at = self._at(Kind.CONSENT, Kind.REVEALED)
