@@ -100,6 +100,16 @@ class Partition:
         return self.held[name]
 
 
+class Ragged:
+    """A data set whose rows are of unequal lengths."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> Any:
+        return np.zeros(row + 1), 0.5
+
+
 ROWS = [{"image": np.full((2, 3), label, np.uint8), "label": label} for label in (2, 0)]
 
 
@@ -122,6 +132,15 @@ def test_classes_and_groups() -> None:
     assert [found.group_of(client) for client in (0, 1)] == ["north", "south"]
     numbered = bespoke.population({3: rows["anna"], 4: rows["bob"]}, group={3: "north", 4: "south"})
     assert [numbered.group_of(client) for client in (0, 1)] == ["north", "south"]
+
+
+def test_targets_that_are_objects() -> None:
+    """A column of a data frame that once held something else is of objects, and still of numbers."""
+    found = bespoke.population({"a": ([[1.0], [2.0]], np.array([1.5, 2], dtype=object))})
+    assert found.about["task"] == "regression"
+    assert found.columns["y"].tolist() == [1.5, 2.0]
+    tensors = bespoke.population({"a": ([[1.0], [2.0]], [torch.tensor(3), torch.tensor(1)])}, task="classification")
+    assert tensors.about["classes"] == ["1", "3"]
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 4, 3), (3, 4, 4), (4, 6), (4, 6, 3), (1, 6, 4)])
@@ -157,6 +176,19 @@ def test_images_lie_channels_first(shape: tuple[int, ...]) -> None:
         (lambda: bespoke.population({"a": ({"y": [[1.0]]}, [1.5])}), ("['y']", "none of")),
         (lambda: bespoke.population({"a": ([[1.0]], [1.5])}, group={"b": "x"}), ("'a'",)),
         (lambda: bespoke.population({"a": (np.zeros((1, 2, 4, 5)), [1])}, task="classification"), ("(2, 4, 5)",)),
+        # what NumPy would make something else of without a word
+        (lambda: bespoke.population({"a": ([[1.0], [2.0]], ["yes", float("nan")])}), ("'a'", "row 1", "nan")),
+        (lambda: bespoke.population({"a": ([[1.0], [2.0]], ["yes", None])}), ("'a'", "row 1", "None")),
+        (lambda: bespoke.population({"a": ([[1.0], [2.0]], ["yes", 1])}), ("'a'", "texts")),
+        (lambda: bespoke.population({"a": ([[1.0]], ["yes"]), "b": ([[1.0]], [1])}), ("'b'", "'a'", "texts")),
+        (lambda: bespoke.population({1: ([[1.0]], [1.5]), "1": ([[1.0]], [1.5])}), ("'1'", "two clients")),
+        (lambda: bespoke.population(FRAME.assign(who=["a", None, "b"]), client="who", y="y"), ("row 1", "'who'")),
+        (lambda: bespoke.population(Items(), client=["a", float("nan"), "b"]), ("row 1", "no client")),
+        (lambda: bespoke.population({"a": ([[1.0], [2.0, 3.0]], [1.5, 2.5])}), ("same shape", "1 and of 2")),
+        (lambda: bespoke.population(Ragged(), client=["a", "a"]), ("same shape", "(1,)", "(2,)", "row 1")),
+        (lambda: bespoke.population({"a": ([[1e300]], [1.5])}), ("'a'", "3e+38")),
+        (lambda: bespoke.population({"a": (np.zeros((0, 1)), np.zeros(0))}, task="regression"), ("'a'", "no rows")),
+        (lambda: bespoke.population({"a": (np.zeros((3, 1)), np.zeros(2))}, task="regression"), ("(3, 1)", "(2,)")),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, words: tuple[str, ...]) -> None:
@@ -224,6 +256,13 @@ def test_a_stream_of_images_that_are_not_square(tmp_path: Path) -> None:
     assert found.columns["x"][4].tolist() == np.moveaxis(rows["bob"][0][1], -1, 0).ravel().tolist()
 
 
+def test_a_class_that_is_a_number_of_something_else(tmp_path: Path) -> None:
+    """Classes from 0 to a billion would fill the memory with names."""
+    with pytest.raises(UserError, match=r"'a' has the class 1000000000.*number them anew"):  # noqa: SIM117
+        with bespoke.write_population(tmp_path / "big", task="classification") as out:
+            out.add("a", x=np.zeros((2, 1)), y=np.array([0, 10**9]))
+
+
 def test_a_stream_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def twice() -> None:
         with bespoke.write_population(tmp_path / "a", task="regression") as out:
@@ -267,6 +306,22 @@ def test_one_of_source_table_and_population(tmp_path: Path) -> None:
     ):
         (tmp_path / "run.toml").write_text(f"[data]\n{data}\n{stage}")
         refused(command("run", tmp_path / "run.toml", "--out", tmp_path / "out"), *words)
+
+
+def test_the_four_doors_of_the_readme_run(tmp_path: Path) -> None:
+    """As they stand there, in fewer rounds, with rows for what a reader has."""
+    page = (Path(bespoke.__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = (part.split("```", 1)[0] for part in page.split("```python\n")[1:] if "class FedPer" in part)
+    assert len(code.splitlines()) <= 32
+    rows = """
+import functools, numpy, bespoke
+draw = numpy.random.default_rng(0)
+x, x2, y, y2 = (*(draw.standard_normal((30, 3)) for _ in range(2)), *(numpy.arange(30) % 2 for _ in range(2)))
+bespoke.compare = functools.partial(bespoke.compare, seeds=1, rounds=2, tune=False)
+"""
+    done = subprocess.run([sys.executable, "-c", rows + code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(bespoke.Result.read(tmp_path / "runs/mine").clients["method"]) == {"fedavg", "fedper"}
 
 
 def test_the_page_of_doors_runs(tmp_path: Path) -> None:

@@ -257,6 +257,106 @@ def test_what_does_not_fit_is_refused(digits: Population, table: Population) -> 
     assert "nothing to train" in wrong(table, fixed)
 
 
+class Odd(nn.Module):
+    """A network of two layers that can be spoiled in many ways."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.body, self.top = nn.Linear(6, 3), nn.Linear(3, 3)
+        if kind == "tied below":
+            self.below = nn.Linear(3, 3, bias=False)
+            self.top.weight = self.below.weight
+        if kind == "frozen":
+            self.top.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kind == "large" and len(x) > 5:
+            raise ValueError("more than five rows")
+        if self.kind == "counts":
+            self.calls += 1
+            x = x * self.calls
+        if self.kind == "draws":
+            x = x + torch.randn_like(x)
+        out = self.top(self.body(x).tanh())
+        if self.kind == "detached":
+            return out.detach()
+        return {"logits": out} if self.kind == "dict" else out
+
+
+def fails() -> nn.Module:
+    raise RuntimeError("no weights here")
+
+
+def test_modules_that_cannot_be_used(table: Population) -> None:
+    def odd(kind: str, **more: Any) -> str:
+        return wrong(table, bespoke.model(lambda: Odd(kind), **more))
+
+    assert "shares parameters with below.weight" in odd("tied below", head="top")
+    assert "'top' has no parameters that require gradients" in odd("frozen", head="top")
+    assert "other outputs each time" in odd("counts")
+    assert "other outputs each time" in odd("draws")
+    assert "has no gradient" in odd("detached")
+    assert "gave dict for 4 rows" in odd("dict")
+    assert "outputs= fails on what forward returned, a dict of logits: KeyError" in odd(
+        "dict", outputs=lambda o: o["a"]
+    )
+    assert "a lazy module" in wrong(table, lambda: nn.LazyLinear(3))
+    assert "RuntimeError: no weights here" in wrong(table, bespoke.model(fails))
+    assert "made a int" in wrong(table, bespoke.model(lambda: 3))
+    late = experiment(table, bespoke.model(lambda: Odd("large")), fedavg())
+    with pytest.raises(UserError, match=r"fails on rows of the data \(x \(16, 6\)\): ValueError: more than five rows"):
+        round_of(late, [0])
+
+
+def test_tied_weights_are_one_parameter(table: Population) -> None:
+    """Trained as torch alone does, by both of its uses."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.top = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.top(self.two(self.one(x).tanh()).tanh())
+            return out
+
+    made = experiment(table, bespoke.model(Tied), fedavg(batch_size=1000, epochs=1))
+    start = made.task.init(3)
+    assert "two.weight" not in start
+    for choice in (LOOP, FUNC):
+        _, after, _ = round_of(made, [1], choice)
+        module: nn.Module = made.task.network.model.made({}, 3)
+        rows, _ = made.split.train.of(np.array([1]))
+        x, y = (made.population.columns[name][rows] for name in ("x", "y"))
+        F.cross_entropy(module(x), y.long()).backward()
+        for name, p in module.named_parameters():
+            assert p.grad is not None
+            torch.testing.assert_close(after["params"][name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_column_of_numbers_may_lose_its_dimension(table: Population) -> None:
+    """A regression's model may give (rows,); its head, which gives (rows, 1), is still the last layer."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.top = nn.Linear(6, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.top(self.body(x).tanh())[:, 0]
+            return out
+
+    draw = np.random.default_rng(0)
+    people = bespoke.population({"a": (draw.standard_normal((30, 6)), draw.standard_normal(30))})
+    made = experiment(people, bespoke.model(Flat, head="top"), {"method": "fedrep", "rounds": 1})
+    rows = {name: people.columns[name][:5] for name in ("x", "y")}
+    params = made.task.init(0)
+    seen = torch.tanh(F.linear(rows["x"], params["body.weight"], params["body.bias"]))
+    torch.testing.assert_close(made.task.features(params, rows), seen)
+
+
 def test_frozen_parameters_neither_travel_nor_move(table: Population) -> None:
     def part() -> nn.Module:
         module = own_models.Dropped()

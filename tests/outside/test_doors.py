@@ -144,18 +144,18 @@ def test_a_file_under_privacy_and_under_a_robust_rule(site: Path, tmp_path: Path
 metric = "wrong"
 [data]
 source = "digits"
-options = { clients = 5, partition = "outside_doors.rounds:in_turn" }
+options = { clients = 5, partition = "in-turn" }
 [model]
 name = "outside_doors.nets:digits"
 [engine]
 kind = "looped"
 [cohort]
 size = 3
-sampling = "outside_doors.rounds:smallest"
+sampling = "smallest"
 [[stage]]
 method = "fedper"
 rounds = 2
-server = { name = "outside_doors.rounds:HalfWay", part = 0.25 }
+server = { name = "half-way", part = 0.25 }
 """)
     plain = command("run", tmp_path / "exp.toml", "--out", tmp_path / "plain", "--json")
     assert plain.code == 0, plain.err
@@ -292,6 +292,13 @@ def test_listed_with_where_they_come_from(site: Path) -> None:
         told = command(what).out
         assert f"{name}  from outside_doors." in told, what
         assert "outside-doors 1.2" in told
+    for what, line in (
+        ("methods", "optimizer half-way  from outside_doors.rounds:HalfWay"),
+        ("methods", "sampling smallest  from outside_doors.rounds:smallest"),
+        ("methods", "callback die-once  from outside_doors.rounds:DieOnce"),
+        ("data", "partition in-turn  from outside_doors.rounds:in_turn"),
+    ):
+        assert line in command(what).out, line
     told = command("models").out
     assert "focal: from outside_doors.losses:focal (outside-doors 1.2)" in told
     assert "mlp: fully connected network" in told

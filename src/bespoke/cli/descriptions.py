@@ -15,7 +15,10 @@ from bespoke.terminal import Terminal
 
 
 def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.callbacks import CALLBACKS
+    from bespoke.federation.cohorts import SAMPLERS
     from bespoke.methods import METHODS
+    from bespoke.methods.parts.server_optimizer import OPTIMIZERS
     from bespoke.study.comparison import NO_TASK
     from bespoke.study.described import describe
 
@@ -27,7 +30,7 @@ def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
         return [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from}]  # as it is by default
     found = METHODS.built_in.values()
     built_in = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
-    return built_in + _others(METHODS)
+    return built_in + _others(METHODS) + _beside(OPTIMIZERS, SAMPLERS, CALLBACKS)
 
 
 def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
@@ -35,10 +38,16 @@ def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
     return [{"name": name, "from": origin} for name, origin in registry.origins().items() if origin]
 
 
+def _beside(*registries: Registry[Any]) -> list[dict[str, Any]]:
+    """What other packages offer of kinds that no command of their own lists."""
+    return [{**entry, "kind": registry.kind} for registry in registries for entry in _others(registry)]
+
+
 def _print_others(found: list[dict[str, Any]], console: Terminal) -> None:
     for entry in found:
         if entry["from"]:
-            console.print(f"{escape(entry['name'])}  from {escape(entry['from'])}", highlight=False)
+            kind = f"{entry['kind']} " if "kind" in entry else ""
+            console.print(f"{kind}{escape(entry['name'])}  from {escape(entry['from'])}", highlight=False)
 
 
 def knobs(kind: type) -> list[dict[str, Any]]:
@@ -154,6 +163,7 @@ def print_method(method: dict[str, Any]) -> None:
 
 
 def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
+    from bespoke.data.partition import PARTITIONERS
     from bespoke.data.sources.registry import SOURCES, Source, source_options, source_statistics
 
     def source_facts(source: Source, comes_from: str) -> dict[str, Any]:
@@ -161,7 +171,11 @@ def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
         return {**facts, "from": comes_from}
 
     if name is None:
-        return [source_facts(source, "") for source in SOURCES.built_in.values()] + _others(SOURCES)
+        return (
+            [source_facts(source, "") for source in SOURCES.built_in.values()]
+            + _others(SOURCES)
+            + _beside(PARTITIONERS)
+        )
     if not SOURCES.knows(name):
         raise unknown("data source", name, SOURCES.origins())
     trust_named(name)

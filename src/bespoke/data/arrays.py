@@ -41,6 +41,9 @@ Array = NDArray[Any]
 RESERVED = ("x", "y", "mask", "draw", "kind", "context", "time", "unit", "role", "since", "until")  # columns' names
 CHANNELS = (1, 3)  # of an image
 LEARNED = "which classes there are is learned from clients without noise"
+LARGEST = float(np.finfo(np.float32).max)
+UNEQUAL = "all rows need the same shape"
+MOST_CLASSES = 100_000  # of a stream
 MOST_IN_MEMORY = 2**28  # bytes of a population on disk whose rows stay in memory once they were read
 
 
@@ -62,9 +65,14 @@ def population(
     such parts, one client each. task: needed where targets are whole numbers whose classes the data do not name.
     group: each client's group, for methods that make models of groups.
     """
-    parts = [(str(who), *_pair(rows, who, x, y)) for who, rows in _by_client(data, client, x, y)]
+    parts = []
+    for who, rows in _by_client(data, client, x, y):
+        inputs, wanted = _pair(rows, who, x, y)
+        parts.append((str(who), inputs, _labels(who, wanted)))
     if not parts:
         raise UserError("population(): there is no client in these data")
+    _check_names([p[0] for p in parts])
+    _check_alike(parts)
     targets = np.concatenate([p[2] for p in parts])
     names = _class_names(data, y)
     kind = task or ("classification" if names else _inferred(targets))
@@ -139,13 +147,18 @@ class write_population:
         who = str(client)
         if who in self.sizes:
             raise UserError(f"client {who!r} was added before: a client is added once, with all of its rows")
-        inputs, targets = _inputs(x), _array(y)
+        inputs, targets = _inputs(x), _labels(who, _targets(y))
         columns, about = self._columns(who, inputs, targets)
         if self.task == "classification":
             labels = np.unique(targets)
             if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
                 said = labels[:3].tolist()
                 raise UserError(f"client {who!r}: classes of a stream are whole numbers from 0, not {said}")
+            if labels.max() >= MOST_CLASSES:
+                raise UserError(
+                    f"client {who!r} has the class {labels.max()}: classes of a stream are whole numbers from 0, "
+                    f"{MOST_CLASSES:,} at most; number them anew"
+                )
             self.classes |= set(labels.tolist())
             columns["y"] = targets.astype(np.int64)
         else:
@@ -241,10 +254,10 @@ def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, An
             if column not in frame:
                 raise UserError(f"population(): there is no column {column!r}; there are {', '.join(map(str, frame))}")
         chosen = [x] if isinstance(x, str) else list(x) if x else [c for c in frame if c not in (client, y)]
-        ids = np.asarray(frame[client])
-        for who in np.unique(ids.astype(str)):
-            places = np.flatnonzero(ids.astype(str) == who)
-            yield who, (_columns(frame, chosen, places), np.asarray(frame[y])[places])
+        ids = _ids(frame[client], f"column {client!r}")
+        for who in np.unique(ids):
+            places = np.flatnonzero(ids == who)
+            yield who, (_columns(frame, chosen, places), _targets(frame[y])[places])
     elif isinstance(data, Mapping):
         if client is not None:
             raise UserError(
@@ -255,7 +268,7 @@ def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, An
     elif client is not None:
         if isinstance(client, str) or len(client) != len(data):
             raise UserError(f"population(dataset, client=...): one client for each of its {len(data)} rows")
-        names = np.asarray([str(who) for who in client])
+        names = _ids(client, "client=")
         for who in np.unique(names):
             yield who, _items(data, np.flatnonzero(names == who), x, y)
     elif isinstance(data, Sequence) and not isinstance(data, str):
@@ -274,14 +287,14 @@ def _pair(rows: Any, who: Any, x: Any, y: Any) -> tuple[Any, Array]:
         if not isinstance(y, str) or y not in frame:
             raise UserError(f"population(): the rows of client {str(who)!r} have no column {y!r}; name it as y=")
         chosen = [x] if isinstance(x, str) else list(x) if x else [column for column in frame if column != y]
-        return _columns(frame, chosen, None), np.asarray(frame[y])
+        return _columns(frame, chosen, None), _targets(frame[y])
     if isinstance(rows, Mapping):
         names = _names(x, y)
         if missing := set(names) - set(rows):
             raise UserError(f"population(): the rows of client {str(who)!r} have no {sorted(missing)[0]!r}")
-        return _inputs(rows[names[0]]), _array(rows[names[1]])
+        return _inputs(rows[names[0]]), _targets(rows[names[1]])
     if isinstance(rows, tuple) and len(rows) == 2:
-        return _inputs(rows[0]), _array(rows[1])
+        return _inputs(rows[0]), _targets(rows[1])
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
         return _items(rows, np.arange(len(rows)), x, y)
     raise UserError(f"population(): the rows of client {str(who)!r} are a {type(rows).__name__}, not (x, y)")
@@ -301,14 +314,15 @@ def _columns(frame: dict[str, Any], chosen: list[str], rows: Array | None) -> An
     """Some columns of numbers side by side, one column of arrays, or several columns of arrays by name."""
     picked = [frame[name] if rows is None else [frame[name][row] for row in rows] for name in chosen]
     if len(picked) > 1 and all(len(column) and np.ndim(column[0]) for column in picked):
-        return {name: np.stack([_array(value) for value in column]) for name, column in zip(chosen, picked)}
+        return {name: _stacked(column, f"column {name!r}") for name, column in zip(chosen, picked)}
     if len(picked) == 1 and len(picked[0]) and np.ndim(picked[0][0]):
-        return np.stack([_array(value) for value in picked[0]])
+        return _stacked(picked[0], f"column {chosen[0]!r}")
     for name, column in zip(chosen, picked):
         if np.asarray(column).dtype.kind not in "fiub":
+            other = next((value for value in column if not isinstance(value, int | float | np.number)), column[0])
             raise UserError(
-                f"population(): column {name!r} holds no numbers ({column[0]!r}); name the others with x=, or compare "
-                "the table itself, which turns categories and dates into features"
+                f"population(): column {name!r} holds what is no number ({other!r}); name the others with x=, or "
+                "compare the table itself, which turns categories and dates into features"
             )
     return np.stack([np.asarray(column) for column in picked], 1)
 
@@ -343,7 +357,7 @@ def _items(data: Any, rows: Array, x: Any, y: Any) -> tuple[Array, Array]:
         found = [(item[names[0]], item[names[1]]) for item in found]
     if not all(isinstance(item, tuple | list) and len(item) == 2 for item in found):
         raise UserError(f"population(): a row of the dataset is a {type(found[0]).__name__}, not (x, y)")
-    return np.stack([_array(item[0]) for item in found]), np.stack([_array(item[1]) for item in found])
+    return _stacked([item[0] for item in found], "x"), _targets([item[1] for item in found])
 
 
 def _named(inputs: Any) -> list[str]:
@@ -383,7 +397,80 @@ def _several(parts: list[tuple[str, Any, Array]]) -> tuple[dict[str, Array], dic
 
 
 def _array(values: Any) -> Array:
-    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu().numpy()
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of unequal lengths
+        raise UserError(f"population(): {UNEQUAL}, and {_lengths(values)}") from None
+
+
+def _stacked(rows: Sequence[Any], what: str) -> Array:
+    """Rows of the same shape as one array."""
+    found = [_array(row) for row in rows]
+    for place, row in enumerate(found):
+        if row.shape != found[0].shape:
+            raise UserError(
+                f"population(): {UNEQUAL}, and {what} has the shape {found[0].shape} in a client's row 0 and "
+                f"{row.shape} in its row {place}"
+            )
+    return np.stack(found)
+
+
+def _lengths(values: Any) -> str:
+    lengths = [len(row) if hasattr(row, "__len__") else 1 for row in values]
+    return f"here are rows of {min(lengths)} and of {max(lengths)} numbers"
+
+
+def _ids(given: Any, what: str) -> Array:
+    """Each row's client as text."""
+    ids = [*given]
+    for row, who in enumerate(ids):
+        if _missing(who):
+            raise UserError(f"population(): row {row} has no client ({what}: {who!r}); leave such rows out")
+    return np.asarray([str(who) for who in ids])
+
+
+def _check_names(names: list[str]) -> None:
+    """Refuses ids that become one: 1 and "1", or texts that differ in what they end with unseen."""
+    kept = [name.rstrip("\0") for name in names]
+    if len(set(kept)) < len(kept):
+        twice = next(name for name in kept if kept.count(name) > 1)
+        raise UserError(f"population(): two clients are called {twice!r} as text; give each a name of its own")
+
+
+def _targets(values: Any) -> Array:
+    """Targets as they are given: a list of a text and a NaN would be an array of texts otherwise."""
+    return np.asarray(values, dtype=object) if isinstance(values, list | tuple) else _array(values)
+
+
+def _labels(who: Any, targets: Array) -> Array:
+    """Targets that are Python objects as texts or as numbers; an error if any is missing."""
+    if targets.dtype.kind != "O":
+        return targets
+    found = [label.item() if isinstance(label, torch.Tensor | np.ndarray) else label for label in targets.ravel()]
+    for row, label in enumerate(found):
+        if _missing(label):
+            raise UserError(f"client {str(who)!r}, row {row}: y is {label!r}, no target; leave such rows out")
+    texts = [isinstance(label, str) for label in found]
+    if any(texts) and not all(texts):
+        raise UserError(f"client {str(who)!r} has targets that are texts and others that are none; make them alike")
+    return np.asarray(found).reshape(targets.shape)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or str(value) in ("<NA>", "NaT") or bool(value != value)
+
+
+def _check_alike(parts: list[tuple[str, Any, Array]]) -> None:
+    """Refuses targets that are numbers of one client and texts of another: together they would be texts."""
+    first = parts[0]
+    for who, _, targets in parts:
+        if (targets.dtype.kind in "OUS") != (first[2].dtype.kind in "OUS"):
+            raise UserError(
+                f"client {who!r} has targets of {targets.dtype}, client {first[0]!r} of {first[2].dtype}; they have to "
+                "be texts of all clients, or numbers of all"
+            )
 
 
 def _check(who: str, inputs: Array, targets: Array, first: str, like: Array) -> None:
@@ -403,6 +490,10 @@ def _check(who: str, inputs: Array, targets: Array, first: str, like: Array) -> 
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))[0])
             raise UserError(f"client {who!r}, row {row}: {what} is not finite; leave such rows out, or fill them in")
+        if values.dtype.kind == "f" and max(values.max(), -values.min()) > LARGEST:
+            raise UserError(
+                f"client {who!r}: {what} has numbers beyond {LARGEST:.1g}, which single precision cannot hold"
+            )
     if inputs.dtype.kind not in "fiub":
         raise UserError(f"client {who!r} has x of {inputs.dtype}, which are no numbers")
 

@@ -95,7 +95,7 @@ def describe(method: Method, robust: RobustConfig | None = None, aggregator: Agg
     return {
         "name": method.card.name,
         "title": title(type(method)),
-        "summary": (method.__doc__ or "").strip().splitlines()[0],
+        "summary": (method.__doc__ or "").strip().partition("\n")[0] or method.card.personal,
         "paper": method.card.paper,
         "down": method.downlink,
         "travels": {name: reveal.value for name, reveal in uplink.items()},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,17 +48,18 @@ class Model:
 
     def made(self, options: Mapping[str, Any], seed: int) -> nn.Module:
         """The module, its initial values drawn from the seed; the caller's generator is left alone."""
+        called = f"the model {self.named or _plain(self.factory)!r}"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            try:
-                module = self.factory(**options)
-            except TypeError as error:
-                if not options:
-                    raise
-                said = f"[model] {self.title}: its factory does not take {dict(options)}: {error}"
-                raise UserError(said) from error
+            module = _called(self.factory, options, called)
         if not isinstance(module, nn.Module):
-            raise UserError(f"[model] {self.title}: its factory made a {type(module).__name__}, no torch.nn.Module")
+            raise UserError(f"{called}: its factory made a {type(module).__name__}, no torch.nn.Module")
+        unsized = [name for name, p in module.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+        if unsized:
+            raise UserError(
+                f"{called}: the size of {unsized[0]!r} is not known before rows are seen (a lazy module); give it: "
+                "nn.Linear(inputs, outputs) in place of nn.LazyLinear(outputs)"
+            )
         return module
 
     @property
@@ -176,7 +178,8 @@ def found_model(name: str, options: Mapping[str, Any], where: str) -> tuple[Mode
     if isinstance(found, type) and issubclass(found, nn.Module):
         return Model(found, named=name), dict(options)
     if callable(found) and not isinstance(found, Model | nn.Module):
-        made = _called(found, options, name, where)
+        with torch.random.fork_rng(devices=[]):
+            made = _called(found, options, f"{where}: {name!r}")
         if isinstance(made, Model):  # a function that describes the model: it has had the options
             plain = made.factory
             return replace(made, named=name, factory=lambda **_: plain()), dict(options)
@@ -189,12 +192,17 @@ def found_model(name: str, options: Mapping[str, Any], where: str) -> tuple[Mode
     return replace(found, named=name), dict(options)
 
 
-def _called(factory: Callable[..., Any], options: Mapping[str, Any], name: str, where: str) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        try:
-            return factory(**options)
-        except TypeError as error:
-            raise UserError(f"{where}: {name!r} cannot be called with {dict(options)}: {error}") from error
+def _called(factory: Callable[..., Any], options: Mapping[str, Any], called: str) -> Any:
+    try:
+        return factory(**options)
+    except UserError:
+        raise
+    except Exception as error:
+        *_, last = traceback.extract_tb(error.__traceback__)
+        given = f" with {dict(options)}" if options else ""
+        raise UserError(
+            f"{called} cannot be made{given}: {type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+        ) from error
 
 
 def local_name(given: Any, where: str) -> str:

@@ -148,18 +148,47 @@ class OwnNetwork(Network):
         still = self.facts.moving and not seeded and how != "eval"
         with self._random(batch, how, seeded), StillNorm() if still else nullcontext():
             said = self._called(tensors, batch)
-        outputs = self.model.outputs(said) if self.model.outputs else said
-        return outputs, self._left(params, tensors) if how == "train" else {}
+        return self.taken(said), self._left(params, tensors) if how == "train" else {}
 
     def _called(self, tensors: Params, batch: Params) -> Any:
         try:
             return functional_call(self.module, tensors, *self._inputs(batch))
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
+        except Exception as error:
+            if "more than 1 value per channel" in str(error):
+                raise UserError(
+                    f"the model {self.model.title!r}: BatchNorm has no statistics of a batch of one row, and a "
+                    "client's last batch has one; use drop_last = true, another batch_size, or buffers='frozen'"
+                ) from error
+            raise self.failed(batch, error) from error
+
+    def failed(self, batch: Params, error: Exception) -> UserError:
+        """The module's own exception, with the rows that it was given."""
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.given(batch).items())
+        advice = ""
+        if "Long" in str(error) and self.reading(batch["x"]).is_floating_point():
+            advice = ". A table's rows are numbers with fractions. Those of a named input stay whole: "
+            advice += "bespoke.model(..., inputs=('ids',)), bespoke.population({client: ({'ids': ids}, y), ...})"
+        return UserError(
+            f"the model {self.model.title!r} fails on rows of the data ({shapes}): {type(error).__name__}: "
+            f"{error}{advice}"
+        )
+
+    def given(self, batch: Params) -> Params:
+        """The arguments of the module by name."""
+        positional, named = self._inputs(batch)
+        return {**dict(zip(self.model.inputs, positional)), **named}
+
+    def taken(self, said: Any) -> Any:
+        """The predictions, out of what the module returned."""
+        if self.model.outputs is None:
+            return said
+        try:
+            return self.model.outputs(said)
+        except Exception as error:
+            holds = f" of {', '.join(map(str, said))}" if isinstance(said, dict) else ""
             raise UserError(
-                f"the model {self.model.title!r}: BatchNorm has no statistics of a batch of one row, and a "
-                "client's last batch has one; use drop_last = true, another batch_size, or buffers='frozen'"
+                f"the model {self.model.title!r}: its outputs= fails on what forward returned, a {type(said).__name__}"
+                f"{holds}: {type(error).__name__}: {error}"
             ) from error
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:

@@ -30,9 +30,8 @@ def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
     title, model = f"the model {network.model.title!r}", network.model
     module = network.module
     _check_parameters(network, title)
-    if model.head and model.head not in dict(module.named_modules()):
-        known = ", ".join(name for name, _ in module.named_children())
-        raise UserError(f"{title} has no submodule {model.head!r} to be its head; it has {known}")
+    if model.head:
+        _check_head(module, model.head, title)
     batch = {**rows, "mask": torch.ones(len(rows["y"])), DRAW: _KEY}
     missing = [name for name in model.inputs[1:] if name not in batch]
     if missing:
@@ -43,11 +42,10 @@ def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
     except UserError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in _given(network, batch).items())
-        raise UserError(f"{title} fails on rows of the data ({shapes}): {type(error).__name__}: {error}") from error
+        raise network.failed(batch, error) from error
     if moving and model.buffers == "refuse":
         raise UserError(f"{title} has buffers that training changes: {_listed(moving)}; {_CHOICES}")
-    outputs = model.outputs(said) if model.outputs else said
+    outputs = network.taken(said)
     if not isinstance(outputs, Tensor) or outputs.dim() < 1 or len(outputs) != len(rows["y"]):
         found = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
         raise UserError(
@@ -57,6 +55,7 @@ def examined(network: OwnNetwork, rows: Params) -> OwnNetwork:
     work = multiply_adds(lambda: network.run(dict(network._begun(0)), _first(batch), "eval")) if not moving else 0
     facts = Facts(moving, draws=draws, split=_split(network, batch, outputs) if model.head else "")
     seen = network.known(facts)
+    _check_pure(seen, batch, outputs, title)
     work = work or multiply_adds(lambda: seen.run({**seen.init(0), **seen.layers}, _first(batch), "eval"))
     return seen.known(replace(facts, work=work))
 
@@ -205,6 +204,34 @@ def _check_parameters(network: OwnNetwork, title: str) -> None:
             )
 
 
+def _check_head(module: nn.Module, head: str, title: str) -> None:
+    """Checks that the last layer has parameters that are trained, and that are its alone."""
+    if head not in dict(module.named_modules()):
+        known = ", ".join(name for name, _ in module.named_children())
+        raise UserError(f"{title} has no submodule {head!r} to be its head; it has {known}")
+    inside = {id(p) for p in module.get_submodule(head).parameters() if p.requires_grad}
+    everywhere = module.named_parameters(remove_duplicate=False)
+    shared = [name for name, p in everywhere if id(p) in inside and not name.startswith(f"{head}.")]
+    if shared:
+        raise UserError(
+            f"{title}: its head {head!r} shares parameters with {_listed(tuple(shared))}, so neither can be trained "
+            "without the other; leave head= out, or untie them"
+        )
+    if not inside:
+        raise UserError(f"{title}: its head {head!r} has no parameters that require gradients; name a layer that has")
+
+
+def _check_pure(network: OwnNetwork, batch: Params, outputs: Tensor, title: str) -> None:
+    """Checks that evaluation depends on parameters, buffers and rows alone."""
+    with torch.no_grad():
+        again = network.run({**network.init(0), **network.layers}, batch, "eval")[0]
+    if not torch.allclose(again, outputs, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise UserError(
+            f"{title} gives the same rows other outputs each time, in evaluation mode: keep what changes in parameters "
+            "or buffers, not in plain attributes, and draw random numbers in training mode alone"
+        )
+
+
 def _split(network: OwnNetwork, batch: Params, outputs: Tensor) -> str:
     """The reason why the head is not the last operation; empty if it is."""
     head = network.model.head
@@ -217,6 +244,8 @@ def _split(network: OwnNetwork, batch: Params, outputs: Tensor) -> str:
         return f"its features cannot be told apart from its head {head!r} ({type(error).__name__}: {error})"
     if features.dim() != 2 or len(features) != len(batch["y"]):
         return f"its head {head!r} is given {tuple(features.shape)}, no row of features for each row of the data"
+    if said.numel() == outputs.numel() == len(outputs):  # one number for each row, as a column or not
+        said = said.reshape(outputs.shape)
     if said.shape != outputs.shape or not torch.allclose(said, outputs, rtol=1e-4, atol=1e-5):
         return f"its predictions are not what its head {head!r} gives: something comes after it; name the last layer"
     return ""
@@ -224,11 +253,6 @@ def _split(network: OwnNetwork, batch: Params, outputs: Tensor) -> str:
 
 def _first(batch: Params) -> Params:
     return {name: column if name == DRAW else column[:1] for name, column in batch.items()}
-
-
-def _given(network: OwnNetwork, batch: Params) -> Params:
-    positional, named = network._inputs(batch)
-    return {**dict(zip(network.model.inputs, positional)), **named}
 
 
 def _listed(names: tuple[str, ...]) -> str:
