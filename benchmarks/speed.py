@@ -22,7 +22,7 @@ import time
 import venv
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Contestant:
     """Whether its update must be that of FedAvg."""
     low_precision: bool = False
     """Whether its products are of eight significant bits."""
+    checkout: Path = REPOSITORY
+    """The checkout of this project that has the peer, and the package where it runs with this interpreter."""
 
 
 TORCH = "torch==2.13.0"
@@ -70,7 +72,8 @@ CONTESTANTS = {  # In the order of turns: the reference comes first, because the
     "bespoke": Contestant("bespoke"),
     "bespoke-bf16": Contestant("bespoke_bf16", low_precision=True),
 }
-OURS, LOW, REFERENCE = "bespoke", "bespoke-bf16", "loop"
+OURS, LOW, REFERENCE, BEFORE = "bespoke", "bespoke-bf16", "loop", "bespoke-before"
+AS_FAST = 0.97  # of an earlier checkout's rate; what is below it has become slower
 
 # How many times as fast as the peer bespoke means to be. Centralised training does the arithmetic without any
 # federation; single-threaded workers can still beat its two threads.
@@ -112,10 +115,11 @@ class PeerProcess:
     """A peer in a process of its own, with all that it starts."""
 
     def __init__(self, name: str, python: str, scratch: Path) -> None:
-        module = CONTESTANTS[name].module
-        if not (BENCHMARKS / "peers" / f"{module}.py").exists():
-            raise Failure(f"there is no benchmarks/peers/{module}.py")
-        python_path = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        module, checkout = CONTESTANTS[name].module, CONTESTANTS[name].checkout
+        if not (checkout / "benchmarks" / "peers" / f"{module}.py").exists():
+            raise Failure(f"there is no benchmarks/peers/{module}.py in {checkout}")
+        package = [] if checkout == REPOSITORY else [str(checkout / "src")]
+        python_path = [str(checkout / "benchmarks"), *package, *filter(None, [os.environ.get("PYTHONPATH")])]
         scratch.mkdir(parents=True, exist_ok=True)
         with open(scratch / f"{name}.log", "wb") as log:
             self.process = subprocess.Popen(
@@ -354,7 +358,7 @@ def speed_table(workload: str, results: list[Result]) -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results:
-        target = TARGETS[workload].get(result.peer)
+        target = AS_FAST if result.peer == BEFORE else TARGETS[workload].get(result.peer)
         if result.rate is None:
             reason = " ".join((result.failure or "not measured").replace("|", "/").split())
             speed, ratio = f"failed: {reason[:200]}", ""
@@ -394,6 +398,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__,
         epilog=f"workloads:\n{catalogue}\n\nexamples:\n"
         "  python benchmarks/speed.py --workloads w1 --peers loop,bespoke --repeats 3    a quick look\n"
+        "  python benchmarks/speed.py --workloads w1,w3 --peers bespoke --before ../earlier\n"
         "  python benchmarks/speed.py --population --output docs/speed.md                the published tables",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -430,7 +435,7 @@ def parse_arguments() -> argparse.Namespace:
 def displayed_command() -> str:
     """The command as given, without the options that name places on this machine."""
     arguments = sys.argv[1:]
-    for option in ("--cache", "--json", "--output"):
+    for option in ("--before", "--cache", "--json", "--output"):
         while option in arguments:
             at = arguments.index(option)
             del arguments[at : at + 2]
@@ -445,6 +450,9 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     cache = arguments.cache.resolve()
     peers = [name for name in CONTESTANTS if name in arguments.peers or name == REFERENCE]
+    if arguments.before:
+        CONTESTANTS[BEFORE] = replace(CONTESTANTS[OURS], checkout=arguments.before.resolve())
+        peers.append(BEFORE)
     report = Report({}, displayed_command(), arguments.repeats)
     for name in arguments.workloads:
         report.results[name] = Race(name, peers, cache).run(arguments.repeats)
