@@ -1,4 +1,4 @@
-"""What changing preferences and late users do to each method, for docs/results.md (benchmarks/fedembed/changes.py)."""
+"""The effect of changing preferences and late users on each method (benchmarks/fedembed/changes.py)."""
 
 from pathlib import Path
 
@@ -22,12 +22,12 @@ def section(folder: Path) -> str:
         "",
         f"{options['number']} users of MNIST preferences, {about['cohort']} a round, {rounds} rounds, "
         f"{len(about['seeds'])} seeds. After round {options['change_after']}, {options['change']:.0%} of the users who "
-        f"like one of the first {10 - options['late']} digits like another of these and have other images; after round "
-        f"{options['late_after']} the users of the last {options['late']} digits join. Accuracy on rows that nobody "
-        "trains on, the mean over users. Rates are those of the MNIST experiment.",
+        f"like one of the first {10 - options['late']} digits change to another of them, with other images. After "
+        f"round {options['late_after']} the users of the last {options['late']} digits join. The numbers are the mean "
+        "accuracy over users on rows that nobody trains on. Rates are those of the MNIST experiment.",
         f"Command: `{COMMAND}` (with its figures: changes.html)",
         "",
-        f"When preferences change; back: within {BACK} of what it was.",
+        f'When preferences change ("back": accuracy is within {BACK} of its value before the change):',
         "",
         *markdown(found.change_table()),
         "",

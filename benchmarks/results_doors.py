@@ -1,4 +1,4 @@
-"""The chapter of docs/results.md on models of the user's own: a ResNet-18, and a classifier of transformers."""
+"""The chapter of docs/results.md on users' own models: a ResNet-18, and a classifier of transformers."""
 
 import json
 import re
@@ -11,10 +11,11 @@ from bespoke.statistics.significance import Interval
 
 HEADER = """## Models of one's own
 
-Modules that are no part of bespoke ([four doors](doors.md)), with nothing tuned. These runs are small: they show that
-such models go through FedAvg, Ditto and FineTune, and what their rules for buffers do. They say nothing of how good a
-model can be. Intervals are 95 % over clients; a change is that of the mean accuracy against FedAvg. Balanced accuracy
-is the mean over a client's classes: a constant answer has one half of two classes. Traffic is a client's, both ways.
+These models are modules that are not part of bespoke ([four doors](doors.md)). Nothing was tuned. The runs are small:
+they show that such models work with FedAvg, Ditto and FineTune, and the effect of the rules for buffers. They do not
+show how good a model can be. Intervals are 95 % intervals over clients. A change is the difference of the mean
+accuracy from FedAvg's. Balanced accuracy is the mean over a client's classes: with two classes, a constant answer has
+one half. Traffic is that of one client, in both directions.
 """
 RESNETS = {
     "doors-resnet-averaged": "averaged: statistics travel with the parameters",
@@ -24,7 +25,7 @@ TEXTS = "doors-tv-questions"
 
 
 def chapter(runs: Path) -> str:
-    """The sections of what was run; empty if nothing was."""
+    """The sections of the experiments that were run; empty if none was."""
     resnets = {name: rule for name, rule in RESNETS.items() if (runs / name / "compare.json").exists()}
     found = [resnet(runs, resnets)] if resnets else []
     if (runs / TEXTS / "compare.json").exists():
@@ -57,10 +58,11 @@ def texts(folder: Path) -> str:
     lines = [
         "### A classifier of transformers on lines of a TV series",
         "",
-        f"Which lines of Friends are questions, without their punctuation: {data['clients']} characters, "
-        f"{data['examples']:,} lines, {_training(about)}. stories15M, a language model of children's stories, with "
-        f"a new last layer (`AutoModelForSequenceClassification`, `benchmarks/doors/tv_questions.py`): its last block "
-        f"is trained, {about['model']['parameters']:,} of 15.2 million parameters; the others do not travel.",
+        f"The task is to tell which lines of Friends are questions, without their punctuation: {data['clients']} "
+        f"characters, {data['examples']:,} lines, {_training(about)}. The model is stories15M, a language model of "
+        f"children's stories, with a new last layer (`AutoModelForSequenceClassification`, "
+        f"`benchmarks/doors/tv_questions.py`). Its last block is trained, {about['model']['parameters']:,} of 15.2 "
+        f"million parameters; the other parameters are not sent.",
         _commands([about]),
         "",
         "| method | accuracy | change | balanced accuracy | traffic per round |",

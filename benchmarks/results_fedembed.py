@@ -1,4 +1,4 @@
-"""FedEmbed's tables for docs/results.md, the paper's numbers beside ours: from what benchmarks/fedembed left."""
+"""FedEmbed's tables for docs/results.md: the paper's numbers beside ours, from the folders of benchmarks/fedembed."""
 
 import json
 import math
@@ -32,32 +32,32 @@ EMBEDDED = (
     "FedEmbed-Type",
 )  # of Figures 3 and 5, and Type
 KNOWS_NOTHING = (  # the coin's mean over all outcomes of ten rows, five of each class: 0.4865
-    "Who knows nothing of a user has an F1 of 1/3 by always giving the same answer, of 0.49 by tossing a coin: numbers "
-    "up to there differ in how sure a model is of nothing. Labels conflict, so that the best model for everyone is a "
-    "constant: Global, Global+ and groups of users who like different things come the nearer to it the longer they are "
-    "trained."
+    "A model that knows nothing of a user has an F1 of 1/3 if it always gives the same answer, and of 0.49 if it "
+    "tosses a coin. Differences below 0.49 therefore carry no information. Labels conflict, so the best model for all "
+    "users is a constant. The longer Global, Global+ and groups of users with different preferences are trained, the "
+    "nearer they come to this constant."
 )
 
 MAP = (
-    "FedEmbed-SOM's map moves by the sums of all pulls (`som.update = \"sums\"`): the paper's most similar client "
-    "would be seen alone. Which node is nearest can hang on the last digit of a sum, so its row is not the same on "
-    "every machine; the others are."
+    "FedEmbed-SOM's map moves by the sums of all pulls (`som.update = \"sums\"`). With the paper's rule the server "
+    "would see the most similar client. The nearest node can depend on the last digit of a sum, so the row of "
+    "FedEmbed-SOM is not the same on every machine. The other rows are."
 )
 PRIVATE_MAP = (
-    "Under privacy FedEmbed-SOM sends more than a gradient within the same bound of 0.5: in which cluster it is and "
-    "was, a norm of one, and how near the nodes are, one at least. So clipping leaves a third of its gradient at most, "
-    "and noise on the counts decides which head a cluster takes over. A bound for each field can be given "
-    "(`clip = { delta = ... }`); here all methods have the same."
+    "Under privacy FedEmbed-SOM sends more than a gradient within the same bound of 0.5: its present and previous "
+    "cluster (norm one) and the similarity of the nodes (norm at least one). Clipping therefore leaves at most a third "
+    "of its gradient, and noise on the counts decides which head a cluster takes over. A bound for each field is "
+    "possible (`clip = { delta = ... }`); here all methods have the same bound."
 )
 CLIENTS = (
-    "In the columns called clients there is noise on every client's message too (mnist_gaussian_clients.toml); they "
-    "stand beside the paper's Gaussian columns, of which it does not say where the noise is."
+    "In the columns called clients, every client's message has noise too (mnist_gaussian_clients.toml). They are shown "
+    "beside the paper's Gaussian columns; the paper does not say where their noise is added."
 )
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What is said of one experiment, and which tables and figures of the paper are its."""
+    """The texts about one experiment, and its tables and figures in the paper."""
 
     title: str
     command: str
@@ -67,41 +67,41 @@ class Chapter:
     liked: str
     reduced: str
     apart: str
-    rates: str  # where hyper-parameters come from
+    rates: str  # the origin of the hyper-parameters
     said: claims.Said
     full: bool = False
 
 
 MNIST = Chapter(
     "MNIST preferences (FedEmbed)", "mnist", 2, 4, "Figures 3 and 4", "digit",
-    "the paper has 900 users for each digit (`--number 9000`) and five trials, and does not say how many rounds; its "
-    "network is printed without activations, here ReLU follows each LayerNorm",
-    "No image that anybody trained on is anybody's test image",
+    "the paper has 900 users for each digit (`--number 9000`) and five trials, and does not state the number of "
+    "rounds; its network is printed without activations, here ReLU follows each LayerNorm",
+    "No image is a training image of one user and a test image of another",
     "Hyper-parameters were chosen on 4 of the 20 training rows (`python benchmarks/fedembed/tune.py`)",
     claims.MNIST,
 )  # fmt: skip
 FULL = replace(
     MNIST, title="MNIST preferences at full size (FedEmbed)", full=True, reduced="one seed, five methods and balanced "
-    "users; the paper has five trials, and does not say how many rounds; its network is printed without activations, "
-    "here ReLU follows each LayerNorm", rates="Hyper-parameters are those chosen with 600 users",
+    "users; the paper has five trials, and does not state the number of rounds; its network is printed without "
+    "activations, here ReLU follows each LayerNorm", rates="Hyper-parameters are those chosen with 600 users",
 )  # fmt: skip
 FULL_USERS = 9000
 VOICE = Chapter(
     "Voice preferences (FedEmbed)", "voice", 3, 5, "Figure 5", "synthetic voice",
-    "spectrograms of 100 x 140 instead of 200 x 375; the paper has five trials, and does not say how many rounds. Its "
-    "voices lie between eight human speakers, ours between eight of espeak-ng's",
-    "No sentence that anybody trained on is in anybody's test utterances",
-    "Hyper-parameters are those chosen for MNIST, but for the server's rate, PFedKM's rate and rule for heads, and the "
-    "rate of FedEmbed-SOM's embeddings. That these two diverged was seen in a first run, from its test scores too (F1 "
-    "0.33 and 0.35, balanced); they alone were then tuned, on 4 of the 20 training rows: nine settings of PFedKM, six "
-    "rates of FedEmbed-SOM. So their rows had more care than the others'",
+    "spectrograms of 100 x 140 instead of 200 x 375; the paper has five trials, and does not state the number of "
+    "rounds. Its voices are interpolated between eight human speakers, ours between eight voices of espeak-ng",
+    "No sentence is in a training utterance of one user and in a test utterance of another",
+    "Hyper-parameters are those chosen for MNIST, except the server's rate, PFedKM's rate and rule for heads, and the "
+    "rate of FedEmbed-SOM's embeddings. These two methods diverged in a first run, which its test scores showed too "
+    "(F1 0.33 and 0.35, balanced). Only they were then tuned, on 4 of the 20 training rows: nine settings of PFedKM, "
+    "six rates of FedEmbed-SOM. Their rows therefore had more tuning than the other rows",
     claims.VOICE,
 )  # fmt: skip
 
 CLAIMS = {2: "Claims of Sections 4.2 and 5", 3: "Claims of Sections 4.3 and 5"}  # by the table of F1 by method
 TOLD = (
-    "What the paper claims, judged on the means of the tables above (a difference within their ± counts too); of "
-    "embeddings see below."
+    "The paper's claims are judged on the means of the tables above. A difference within their ± counts too. Claims "
+    "about embeddings are below."
 )
 
 Found = dict[tuple[str, str], dict[str, list[pd.DataFrame]]]  # (users, privacy) -> method -> a table for each seed
@@ -134,7 +134,7 @@ def shown(values: list[float]) -> str:
 
 
 def epsilon(folder: Path, label: str) -> str:
-    """What the accountant of a private run says of it alone, where there is one; infinite is so at any delta."""
+    """Epsilon of a private run alone; an infinite epsilon has no delta."""
     results = [json.loads(path.read_text()) for path in (folder / "runs").glob(f"{label}-seed*/result.json")]
     said = [result["privacy"] for result in results if "privacy" in result]
     spent = {
@@ -164,11 +164,11 @@ def overall(folder: Path, found: Found, paper: dict[str, Any]) -> list[str]:
 
 
 def converged(folder: Path, found: Found) -> list[str]:
-    """The same comparisons: whether a method had stopped improving. Empty where no run has a validation curve."""
+    """The same comparisons: whether a method still improved. One sentence if no run has a validation curve."""
     gains = {key: improvements(with_curves(folder, "{}-{}".format(*key))) for key in found}
     cells = {key: {label: in_words(gain) for label, gain in one.items()} for key, one in gains.items()}
     if not any(text != "–" for one in cells.values() for text in one.values()):
-        return ["", "No run has a validation curve, so that it cannot be told whether a method still improved."]
+        return ["", "No run has a validation curve, so it is unknown whether a method still improved."]
     return [
         "",
         NOTE,
@@ -180,13 +180,13 @@ def converged(folder: Path, found: Found) -> list[str]:
 
 
 def with_curves(folder: Path, place: str) -> Path:
-    """The folder with the validation curves of a comparison: its own runs train on all rows that are not tested."""
+    """The folder with the validation curves of a comparison. Its runs train on all rows that are not test rows."""
     curves = folder / f"curves-{place}"
     return curves if (curves / "compare.json").exists() else folder / place
 
 
 def unsettled(folder: Path, trained: dict[str, list[str]]) -> dict[str, str]:
-    """Why nothing can be said of methods as they were trained for a comparison; `trained` has its methods' labels."""
+    """Why methods cannot be judged as they were trained for a comparison; `trained` has the labels of its methods."""
     found: dict[str, str] = {}
     for place, labels in trained.items():
         gains = improvements(with_curves(folder, place))
@@ -196,7 +196,7 @@ def unsettled(folder: Path, trained: dict[str, list[str]]) -> dict[str, str]:
 
 
 def below(found: Found, paper: dict[str, Any]) -> list[str]:
-    """Which means lie under the paper's, and whether by more than its spread."""
+    """The means below the paper's, and whether the difference exceeds the paper's spread."""
     short = []
     for (users, column), methods in found.items():
         for label, seeds in methods.items():
@@ -215,7 +215,7 @@ def below(found: Found, paper: dict[str, Any]) -> list[str]:
 
 
 def by_part(methods: dict[str, list[pd.DataFrame]], column: str, paper: dict[str, Any]) -> list[str]:
-    """Tables 4 and 5: the mean over those users who like what so many like."""
+    """Tables 4 and 5: the mean over users, by how many users share their preference."""
     parts = paper["parts"]
     lines = [
         f"| method, {column} | {' | '.join(f'{part}: paper | ours' for part in parts)} |",
@@ -232,7 +232,7 @@ def by_part(methods: dict[str, list[pd.DataFrame]], column: str, paper: dict[str
 
 @dataclass(frozen=True)
 class Embedded:
-    """What the embeddings of one method tell, and at which rate they were learned."""
+    """The information in the embeddings of one method, and their learning rate."""
 
     rate: float
     f1: list[float]  # of the same models, by seed
@@ -265,7 +265,7 @@ def embedded(folder: Path) -> dict[str, Embedded]:
 
 
 def undrawn(folder: Path, found: dict[str, Embedded], apart: bool) -> dict[str, str]:
-    """Why nothing can be said of models of the figures, by `claims.training`."""
+    """Why models of the figures cannot be judged, by `claims.training`."""
     if apart:
         return unsettled(folder, {claims.FIGURES: list(found)})
     plain = [label for label in found if label != claims.NO_KINDS]
@@ -274,21 +274,23 @@ def undrawn(folder: Path, found: dict[str, Embedded], apart: bool) -> dict[str, 
 
 
 def figures(found: dict[str, Embedded], this: Chapter, apart: bool, unjudged: dict[str, str]) -> list[str]:
-    """A section of its own, so that it can be made again alone; `apart`: of models trained for it."""
+    """A separate section, so that it can be made again alone; `apart`: its models were trained for it."""
     if not found:
         return []
     alone = f"python benchmarks/fedembed/{this.command}.py --figures"
     which = (
-        f"Models of `{alone}`" if apart else f"Models of the tables above, at their rates; at those chosen: `{alone}`"
+        f"Models of `{alone}`"
+        if apart
+        else f"Models of the tables above, at their rates. For the chosen rates: `{alone}`"
     )
     known = {label: (one.recovered, one.agreement) for label, one in found.items()}
     return [
         "",
         f"### {this.figures}",
         "",
-        "What a user likes, guessed from its embedding (drawn in the reports), for balanced users without privacy; F1 "
-        "is that of the same models. How far embeddings move depends on their rate; rates chosen by F1 and by what "
-        f"embeddings tell are in benchmarks/fedembed/figures.toml. {which}.",
+        "A user's preference is guessed from its embedding (drawn in the reports), for balanced users without privacy. "
+        "F1 is that of the same models. How far embeddings move depends on their rate. "
+        f"benchmarks/fedembed/figures.toml has rates chosen by F1 and by the information in the embeddings. {which}.",
         "",
         "| method | embedding_lr | F1 | guessed right | adjusted Rand index |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -318,7 +320,7 @@ def numbers(found: Found, paper: dict[str, Any]) -> claims.Numbers:
 
 
 def section(folder: Path) -> str:
-    """The tables of an experiment, its claims, and what the embeddings know; of `figures` alone, that alone."""
+    """The tables of an experiment, its claims and its embeddings; of `figures` alone, only the embeddings."""
     paper = tomllib.loads((Path(__file__).parent / "fedembed" / "paper.toml").read_text())
     drawn = (folder / "figures" / "compare.json").exists()
     found = {} if drawn and not any(folder.glob("*balanced-*/compare.json")) else tables(folder)
@@ -337,7 +339,7 @@ def section(folder: Path) -> str:
         f"## {this.title}",
         "",
         f"Source: {paper['source']}. {about['data']['clients']:,} users, each of whom likes one {this.liked}; 20 rows "
-        f"to train on, 10 to be tested on; F1 is the mean over users of the mean F1 of the two classes{spread}. "
+        f"for training, 10 for testing. F1 is the mean over users of the mean F1 of the two classes{spread}. "
         f"{rounds} rounds of {about['cohort']} users. Reduced: {this.reduced}. {this.apart}. {this.rates}. "
         f"{MAP}" + (f" {CLIENTS}" if any(column == "clients" for _, column in found) else ""),
         f"Command: `python benchmarks/fedembed/{this.command}.py{' --full' if this.full else ''}`",
@@ -350,7 +352,7 @@ def section(folder: Path) -> str:
     ]
     for (users, column), methods in found.items():
         if users == "imbalanced":
-            lines += ["", f"Table {this.by_part}, by the part of users that like a {this.liked}:", ""]
+            lines += ["", f"Table {this.by_part}, by the fraction of users that like a {this.liked}:", ""]
             lines += by_part(methods, column, paper[f"table{this.by_part}"])
     trained = {"{}-{}".format(*key): list(methods) for key, methods in found.items()}
     of_means = numbers(found, paper[f"table{this.by_part}"])

@@ -1,4 +1,4 @@
-"""Who likes which genres, for docs/results.md: FedEmbed and its baselines on MovieLens, what the embeddings know."""
+"""Users and the genres they like, for docs/results.md: FedEmbed, its baselines and its embeddings on MovieLens."""
 
 import json
 from pathlib import Path
@@ -27,12 +27,12 @@ def section(folder: Path) -> str:
     lines = [
         "## MovieLens: which users like which genres",
         "",
-        f"{about['data']['clients']} users, {about['data']['examples']:,} ratings: whether a film is liked (four stars "
-        "or more), by its genres and year. " + about["data"]["notes"][0],
-        "A user's earlier 60 % of ratings are trained on, the next 20 % choose rates, the last 20 % are tested; "
-        f"{about['methods'][0]['stages'][-1]['rounds']} rounds of {about['cohort']} users (Clustered FL takes all), "
-        f"{len(about['seeds'])} seeds. F1 is the mean over users of the mean F1 of the two classes, ± its deviation "
-        "over seeds; better off: the part of users whose F1 is above what Global gives them.",
+        f"{about['data']['clients']} users, {about['data']['examples']:,} ratings. The task is to predict from genres "
+        "and year whether a user likes a film (four stars or more). " + about["data"]["notes"][0],
+        "The earliest 60 % of a user's ratings are training rows, the next 20 % choose rates, the last 20 % are test "
+        f"rows; {about['methods'][0]['stages'][-1]['rounds']} rounds of {about['cohort']} users (Clustered FL takes "
+        f"all), {len(about['seeds'])} seeds. F1 is the mean over users of the mean F1 of the two classes, ± its "
+        "deviation over seeds. Better off: the fraction of users whose F1 is higher than with Global.",
         "Commands: `bespoke compare benchmarks/fedembed/movielens.toml --out runs/fedembed-movielens`, "
         "`bespoke analyze runs/fedembed-movielens --embeddings`",
         "",
@@ -65,8 +65,8 @@ def section(folder: Path) -> str:
     lines += [
         "",
         f"{best} has the highest F1 ({f1[best]:.3f}), {right} the highest accuracy ({accuracy[right]:.3f}); the best "
-        f"of FedEmbed's, {mine}, has {f1[mine]:.3f} and {accuracy[mine]:.3f}. Its lead where users like one kind and "
-        f"nothing else is {'found' if mine == best else 'not found'} where tastes are many.",
+        f"of FedEmbed's, {mine}, has {f1[mine]:.3f} and {accuracy[mine]:.3f}. FedEmbed leads where every user likes "
+        f"one kind of rows; here, with many tastes, it {'leads' if mine == best else 'does not lead'}.",
         f"There are {len(groups)} favourite genres; always guessing the most frequent would be right for "
         f"{groups.iloc[0]:.1%} of users.",
         NOTE,

@@ -10,17 +10,18 @@ LIKE = {"paper": "weight 0.10 for all methods, word bonus tuned", "tuned": "weig
 
 HEADER = f"""{TITLE}
 
-Liu et al. rescore 20-best lists of an in-house recogniser of videos (80 million parameters, trained on the same videos)
-with a weight of 0.10. Their speech is not public. Here segments of TED talks are spoken by espeak-ng, a voice for each
-talk, and recognised by Whisper tiny.en without punctuation; each talk's validation and test segments, on which no
-language model was trained. What can be held against the paper is the order of the methods, not the numbers. Bonus and
-weight are tuned on validation utterances ([rescoring](rescoring.md)). Intervals are over test utterances; a change is
-paired, against the recogniser's first hypothesis. "No LM, word bonus" is the control: what the bonus does by itself.
+Liu et al. rescore 20-best lists of an in-house recogniser of videos (80 million parameters, trained on the same
+videos) with a weight of 0.10. Their speech is not public. Here espeak-ng speaks segments of TED talks, with one voice
+per talk, and Whisper tiny.en recognises them without punctuation. The segments are each talk's validation and test
+segments, on which no language model was trained. The order of the methods can be compared with the paper, the numbers
+cannot. Bonus and weight are tuned on validation utterances ([rescoring](rescoring.md)). Intervals are over test
+utterances. A change is the paired difference from the recogniser's first hypothesis. "No LM, word bonus" is the
+control: the effect of the bonus alone.
 """
 
 
 def section(folder: Path) -> str:
-    """The whole chapter, from what `benchmarks/rescoring.py` left in a folder."""
+    """The whole chapter, from a folder of `benchmarks/rescoring.py`."""
     found = {name: json.loads((folder / name / "rescore.json").read_text(encoding="utf-8")) for name in LIKE}
     about = found["paper"]
     counts = about["utterances"]

@@ -1,6 +1,6 @@
 """The part of docs/results.md on Self-FL: its figures and tables in numbers, beside those that the paper prints.
 
-`section(runs)` reads the folders runs/self-fl-* (see benchmarks/self_fl) and leaves out what has not been run.
+`section(runs)` reads the folders runs/self-fl-* (see benchmarks/self_fl) and leaves out experiments that were not run.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from self_fl.folders import (
 )
 from self_fl.synthetic import ACTIVITY, CASES
 
-# what the paper prints; its figures have no numbers
+# the numbers that the paper prints; its figures have none
 TABLE_1 = {
     "fedavg": ("70.48 (0.07)", "0 (0)"), "ditto": ("70.58 (0.14)", "0 (0)"), "pfedme": ("72.76 (0.28)", "17.97 (1.23)"),
     "per-fedavg": ("74.95 (0.56)", "24.51 (1.55)"), "self-fl": ("76.24 (0.07)", "37.01 (1.57)"),
 }  # fmt: skip
 FORTY = {"ditto 40 steps": "71.33", "pfedme 40 steps": "68.87", "per-fedavg 40 steps": "71.08", "self-fl": "76.93"}
 SMOOTHED = ("fedavg", "fedavg-smoothed", "self-fl")
-SCORED = "\"Best of the five\" is against Ditto's personal models; the paper's Ditto looks scored by its global model."
+SCORED = '"Best of the five" is against Ditto\'s personal models; the paper seems to score Ditto by its global model.'
 
 HEADER = """## Self-FL
 
-Source: Chen et al., *Self-Aware Personalized Federated Learning* (NeurIPS 2022). Accuracies are in percent, weighted by
-the clients' test rows, of personal models unless said otherwise; ± is the standard deviation over seeds. The paper's
-figures have no printed values: of them, the order that it claims is checked. All figures on one page:
-`python benchmarks/self_fl page`.
+Source: Chen et al., *Self-Aware Personalized Federated Learning* (NeurIPS 2022). Accuracies are in percent and
+weighted by the clients' test rows. They are those of personal models unless the text says otherwise. ± is the
+standard deviation over seeds. The paper prints no values for its figures, so only the order that it claims is
+checked. All figures on one page: `python benchmarks/self_fl page`.
 
-The paper calls two things a variance: a mean of squares (Eq. 18, "Self-FL" below), on which its theory rests, and their
-sum over clients or rounds (Section 3.2, "variances as sums"), with which clients take more steps. Both are held against
-its claims; the wake word, further down, was run with the first alone.
+The paper uses the word variance for two quantities. One is a mean of squares (Eq. 18, "Self-FL" below), which its
+theory uses. The other is the sum of squares over clients or rounds (Section 3.2, "variances as sums"), with which
+clients take more steps. Both are compared with its claims. The wake word, further down, was run only with the first.
 
 The paper does not say over which other clients Eq. 8 and 10 sum if only some are active in a round. The default,
-`others = "active"`, sums over the other clients of a cohort; `others = "all"` sums over all clients, extrapolated from
-the cohort. Each table below says which it has. The synthetic clients have both. Tables with "all" are of the time when
-it was the only choice, and so are the wake word's Tables 5 and 6 and the Self-FL columns of Group Personalized FL on
-Chem97 and Shakespeare. Where everyone is active the two are the same.
+`others = "active"`, sums over the other clients of a cohort; `others = "all"` sums over all clients, extrapolated
+from the cohort. Each table below says which value it uses. The synthetic clients were run with both. Tables with
+"all" were made when it was the only choice. So were the wake word's Tables 5 and 6 and the Self-FL columns of Group
+Personalized FL on Chem97 and Shakespeare. If all clients are active, the two values give the same result.
 
 {ditto}"""
 
@@ -63,7 +63,11 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def verdicts(found: list[tuple[str, str]]) -> str:
     return "\n".join(
-        ["| the paper's claim | ours, in how many seeds |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in found)]
+        [
+            "| the paper's claim | our verdict, with the number of seeds |",
+            "| --- | --- |",
+            *(f"| {a} | {b} |" for a, b in found),
+        ]
     )
 
 
@@ -80,12 +84,12 @@ def synthetic(runs: Path) -> list[str]:
         "### Synthetic clients (Figures 4, 5, 6)",
         "Command: `python benchmarks/self_fl synthetic`",
         f"20 clients, {found[0]['repeats']} repeats, drawn {len(found)} times; absolute errors after "
-        f"{found[0]['rounds']} rounds of the Gaussian model, learning rate 1e-4 for all. Algorithm 2 is with known "
-        "variances, and what clients reach alone goes into its global parameter; \"variances learned\" is Algorithm "
-        "1 as it is used for networks, in which clients take out of the global parameter only what they put in. "
-        "Self-FL sums over the other active clients (`others = \"active\"`), in the rows \"all others\" over all "
-        "(`others = \"all\"`). \"FedAvg, smoothed\" is FedAvg whose server takes the fraction "
-        "of each cohort's mean that Self-FL's takes, the activity rate.",
+        f"{found[0]['rounds']} rounds of the Gaussian model, learning rate 1e-4 for all methods. Algorithm 2 knows the "
+        "variances, and its global parameter is made of the clients' local results. \"Variances learned\" is Algorithm "
+        "1 as it is used for networks: clients remove from the global parameter only what they contributed. Self-FL "
+        "sums over the other active clients (`others = \"active\"`), or, in the rows \"all others\", over all clients "
+        "(`others = \"all\"`). In \"FedAvg, smoothed\" the server takes the same fraction of each cohort's mean as in "
+        "Self-FL: the activity rate.",
     ]  # fmt: skip
     for case in CASES:
         bounds = {name: np.mean([study["bounds"][case][name] for study in found]) for name in found[0]["bounds"][case]}
@@ -104,7 +108,7 @@ def synthetic(runs: Path) -> list[str]:
 
 
 def smoothing(lines: pd.DataFrame) -> str:
-    """How much of Self-FL's lead over FedAvg is smoothing, at the lowest activity rate."""
+    """How much of Self-FL's lead over FedAvg comes from smoothing, at the lowest activity rate."""
     mean = lines[lines["activity"] == min(ACTIVITY)].groupby("method")[["global", "local"]].mean()
     errors = {part: [f"{mean[part][name]:.4f}" for name in SMOOTHED] for part in ("global", "local")}
     return f"Smoothing alone, at rate {min(ACTIVITY):g}: " + "; ".join(
@@ -114,7 +118,7 @@ def smoothing(lines: pd.DataFrame) -> str:
 
 
 def compared(runs: Path, entry: claims.Entry) -> list[str]:
-    """A comparison: final accuracies and claims; of tuned ones, what was chosen."""
+    """A comparison: final accuracies, claims, and the chosen values if it was tuned."""
     study = Compared.found(runs / f"self-fl-{entry.name}")
     if study is None:
         return []
@@ -154,9 +158,9 @@ def table_1(runs: Path) -> list[str]:
     longer = {**FORTY, **dict.fromkeys(mine, FORTY["self-fl"])}
     forty = [[titled(label), value, numbers(study.over_seeds(label, weighted))] for label, value in longer.items()]
     return [
-        "Table 1 (standard errors in the paper's brackets; its data are FEMNIST, ours the stand-in):",
+        "Table 1 (the paper's brackets are standard errors; its data are FEMNIST, ours are the stand-in):",
         table(["method", "top 10 % by samples, paper", "ours", "worst 10 %, paper", "ours"], rows),
-        "The others with 40 local steps:",
+        "The other methods with 40 local steps:",
         table(["method", "paper", "ours"], forty),
     ]
 
@@ -177,9 +181,9 @@ def steps(runs: Path) -> list[str]:
     return [
         "### Local steps that Self-FL computes (Figures 11, 12)",
         "Command: `python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml`",
-        "Eq. 8's l of the active clients of a round whose uncertainty is known, before it is made a whole number from "
-        f"1 to 40. {SUMS[found['others'].iloc[0] if 'others' in found else 'all']} Summed over 1,000 clients and with "
-        "sample variances, it asks for less than a step: what all others say counts for more than a client's own rows. "
+        "The table shows l of Eq. 8 for the active clients of a round whose uncertainty is known, before l becomes a "
+        f"whole number from 1 to 40. {SUMS[found['others'].iloc[0] if 'others' in found else 'all']} Summed over 1,000 "
+        "clients and with sample variances, l is less than one step: the other clients outweigh a client's own rows. "
         "The paper says that l may be too large for a client, and shows fewer steps after round 150 (Figure 12).",
         table(["variances", "round", "clients", "a tenth up to", "median", "a tenth from", "above 40"], rows),
     ]
@@ -193,14 +197,14 @@ def sharing(runs: Path) -> list[str]:
     return [
         "### Uncertainty against the level of sharing",
         "Command: `python benchmarks/self_fl uncertainty`",
-        f"{uncertainty.about(found)} Standard deviation of what the client in the middle knows of its parameter; its "
-        "page draws every client's against its examples.",
+        f"{uncertainty.about(found)} The table shows the standard deviation of the median client's estimate of its "
+        "parameter. The page of figures draws it for every client against its number of examples.",
         table(["clients", *uncertainty.LEVELS.values()], rows),
     ]
 
 
 def section(runs: Path) -> str:
-    """The whole part, from what is there."""
+    """The whole part, from the existing folders."""
     parts = [HEADER.format(ditto=claims.DITTO), *synthetic(runs)]
     for entry in claims.COMPARISONS:
         parts += compared(runs, entry)

@@ -1,6 +1,6 @@
 """The section of docs/results.md on Self-FL's wake word: Tables 2, 4, 5 and 6, the paper's values beside ours.
 
-`section` makes it of files alone: `false_accepts.parquet`, `wake_word.json` and `devices/compare.json`.
+`section` reads only files: `false_accepts.parquet`, `wake_word.json` and `devices/compare.json`.
 """
 
 import json
@@ -21,7 +21,7 @@ Cells = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the paper's table and the runs that stand beside it."""
+    """A line of the paper's table and the runs that are shown beside it."""
 
     name: str
     label: str  # of our entry
@@ -67,17 +67,17 @@ TABLE_6 = (
 
 DIFFERS = """What differs from the paper:
 
-- Its data are Amazon's own, 39,000 hours of them; ours is the test set of Speech Commands, {clips} clips of a second,
-  so that a cell stands on few false accepts ({accepts} of the baseline's in a device type and seed on average): the
-  last column, all types together, is the one to compare methods by. ± is the standard deviation over {seeds} seeds.
-- Its five device types are products; ours are groups of speakers whose recordings sound alike when nobody speaks. Its
-  devices play music and ring alarms; ours hear background noise mixed in, 10 dB below the word and as loud as the word.
-- Its network has 3M parameters, ours {parameters:,}. Its baseline was trained elsewhere, ours by {warm} rounds of
-  FedAvg.
-- It does not say how many wake words the baseline rejects; here {rejects:.0%} of each type's, by both models.
-- It gives all methods one learning rate; here it is chosen on validation rows, or {same} for all.
-- Ditto's shared model is FedAvg's, step for step, so DITTO-w is not trained again; DITTO-e's rate is chosen for its
-  personal models, by validation loss.
+- Its data are 39,000 hours of Amazon's own recordings. Ours are {clips} clips of one second, the test set of Speech
+  Commands. A cell is therefore based on few false accepts (the baseline has {accepts} per device type and seed on
+  average). Compare methods by the last column, all types together. ± is the standard deviation over {seeds} seeds.
+- Its five device types are products. Ours are groups of speakers whose recordings sound alike when nobody speaks. Its
+  devices play music and ring alarms. For ours, background noise is mixed in, 10 dB below the word or as loud as it.
+- Its network has 3M parameters, ours {parameters:,}. Its baseline was trained elsewhere; ours is trained by {warm}
+  rounds of FedAvg.
+- It does not say how many wake words the baseline rejects. Here both models reject {rejects:.0%} of each type's.
+- It uses one learning rate for all methods. Here the rate is chosen on validation rows, or is {same} for all methods.
+- Ditto's shared model equals FedAvg's at every step, so DITTO-w is not trained again. DITTO-e's rate is chosen for
+  its personal models, by validation loss.
 """
 
 
@@ -89,7 +89,7 @@ def section(folder: Path) -> str:
         compared = json.loads((folder / "devices" / "compare.json").read_text())
     except FileNotFoundError:
         raise UserError(
-            f"{folder} lacks what it is made of: run benchmarks/self_fl/wake_word.py --out {folder}"
+            f"{folder} lacks files of the experiment: run benchmarks/self_fl/wake_word.py --out {folder}"
         ) from None
     devices = about["comparisons"]["devices"]
     usual = counts[(counts["comparison"] == "devices") & (counts["state"] == "normal")]
@@ -105,7 +105,8 @@ def section(folder: Path) -> str:
     parts = [
         "## Wake word (Self-FL, Tables 2, 4, 5 and 6)",
         "Source: Chen et al., Self-Aware Personalized Federated Learning (2022), Section 4.3, Appendices G.2, G.4 and "
-        "G.5. False accepts relative to the warm start's, where both reject as many wake words; below one is better.\n"
+        "G.5. The tables show false accepts relative to the warm start, where both reject equally many wake words. "
+        "Below one is better.\n"
         "Command: `python benchmarks/self_fl/wake_word.py`",
         words.strip(),
         f"### Table 2a: global models\n\n{both(counts, TABLE_2A, 'global')}",
@@ -155,7 +156,7 @@ def measured(counts: pd.DataFrame, row: Row, model: str, device: str = "") -> Va
 
 
 def ratios(found: pd.DataFrame) -> pd.Series:
-    """A seed's own; none where the baseline has no false accepts."""
+    """The ratio of each seed; none if the baseline has no false accepts."""
     return (found["accepts"] / found["baseline_accepts"].where(found["baseline_accepts"] > 0)).dropna()
 
 
@@ -197,7 +198,7 @@ def at_common_rate(row: Row) -> Row:
 
 
 def order(counts: pd.DataFrame, rows: tuple[Row, ...], model: str) -> str:
-    """Whether the paper's order of methods is found: by its means over types, and by ours of all together."""
+    """Whether the paper's order of methods is reproduced: its means over types, and ours over all types together."""
     published = sorted(rows, key=lambda row: np.mean(row.paper))
     told = [f"the paper's means over types: {' < '.join(f'{row.name} {np.mean(row.paper):.2f}' for row in published)}"]
     for ours, change in (("tuned", lambda row: row), ("one rate", at_common_rate)):
@@ -207,7 +208,7 @@ def order(counts: pd.DataFrame, rows: tuple[Row, ...], model: str) -> str:
         rival = next(row for name in ranked for row in rows if row.name == name != best)
         apart = ratios(by_seed(counts, change(rows[0]), model)) - ratios(by_seed(counts, change(rival), model))
         if abs(apart.mean()) <= 2 * spread(apart) / max(len(apart), 1) ** 0.5:
-            verdict = f"is not to be told apart from the best of the others, {rival.name}"
+            verdict = f"does not differ beyond chance from the best of the others, {rival.name}"
         else:
             verdict = f"is {'better' if apart.mean() < 0 else 'worse'} than the best of the others, {rival.name}"
         told.append(

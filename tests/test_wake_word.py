@@ -78,7 +78,7 @@ def test_the_order_of_methods_is_told() -> None:
     told = results.order(counts(), rows, "global")
     assert "Self-FL 0.94 < FedAvg-e 0.97" in told
     # differences of 0 and -1/3: their mean is as far from zero as its own error
-    assert "ours, tuned: Self-FL 0.83 < FedAvg-e 1.00; Self-FL is not to be told apart from" in told
+    assert "ours, tuned: Self-FL 0.83 < FedAvg-e 1.00; Self-FL does not differ beyond chance from" in told
     assert "FedAvg-e (-0.17 ± 0.24 by seed)" in told
     only = counts()[counts()["device"] == "A"].copy()  # -1/4 in both seeds
     told = results.order(only, rows, "global")
@@ -90,7 +90,7 @@ def test_the_order_of_methods_is_told() -> None:
 
 def test_the_section(tmp_path: Path) -> None:
     results = script("results_wake_word")
-    with pytest.raises(UserError, match=r"lacks what it is made of: run benchmarks/self_fl/wake_word.py"):
+    with pytest.raises(UserError, match=r"lacks files of the experiment: run benchmarks/self_fl/wake_word.py"):
         results.section(tmp_path)
     counts().to_parquet(tmp_path / "false_accepts.parquet")
     about = {

@@ -1,4 +1,4 @@
-"""What Self-FL's paper claims of each experiment, held against the folders."""
+"""The claims of Self-FL's paper about each experiment, compared with the run folders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from self_fl.folders import (
 )
 
 DITTO = (
-    "Ditto is scored by its personal models here. The paper's Ditto looks scored by its global model: in its Table 1 "
-    "Ditto has 70.58 beside FedAvg's 70.48, and 0 for the worst tenth of both. So the paper's order may not say how "
-    "Self-FL compares with Ditto's personal models."
+    "Here Ditto is scored by its personal models. The paper seems to score Ditto by its global model: in its Table 1 "
+    "Ditto has 70.58 and FedAvg 70.48, and both have 0 for the worst tenth. The paper's order may therefore not say "
+    "how Self-FL compares with Ditto's personal models."
 )
 NEGLIGIBLE = 0.01  # the paper's word for a difference of less than one percent
-NOISE = 0.001  # of a synthetic error: the paper's bound of its standard errors; what is nearer is no difference
+NOISE = 0.001  # of a synthetic error: the paper's bound of its standard errors; smaller differences do not count
 
 
 def synthetic(found: list[dict[str, Any]]) -> list[Claim]:
@@ -88,15 +88,15 @@ def synthetic(found: list[dict[str, Any]]) -> list[Claim]:
 
 
 def readings(study: Compared) -> list[tuple[str, str]]:
-    """Self-FL by label and name, as often as it was run: each reading of its variances is held against the claims."""
+    """Label and name of each run of Self-FL: every reading of its variances is compared with the claims."""
     return [(label, TITLES[label]) for label in READINGS if label in study.labels]
 
 
 def best(study: Compared, where: str) -> list[Claim]:
-    """Figures 1 and 2a: who has the highest accuracy at the end, and whose curve is the steadiest."""
+    """Figures 1 and 2a: the highest accuracy at the end, and the steadiest curve."""
 
     def falls(label: str) -> Any:
-        return np.minimum(np.diff(study.curve(label)[1], axis=1), 0.0).sum(1)  # rising is no unsteadiness
+        return np.minimum(np.diff(study.curve(label)[1], axis=1), 0.0).sum(1)  # only falls count as unsteady
 
     least = np.max([falls(label) for label in OTHERS], axis=0)
     return [
@@ -129,9 +129,9 @@ def shifted(study: Compared, where: str) -> list[Claim]:
 
 
 def sparse(study: Compared) -> list[Claim]:
-    """Figure 10: with an activity rate of 0.02 Self-FL converges more slowly, its global model being kept back.
+    """Figure 10: with an activity rate of 0.02 Self-FL converges more slowly, because smoothing slows its global model.
 
-    The claims are about models on the way, so that they are judged whether or not a method has converged.
+    The claims are about models during training, so they are judged whether or not a method has converged.
     """
 
     def behind(label: str, other: str, measure: Any) -> list[bool]:
@@ -173,16 +173,16 @@ def stand_in(study: Compared) -> list[Claim]:
 # -- the comparisons ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Entry:
-    """A comparison of the study: benchmarks/self_fl/NAME.toml, whose results lie in runs/self-fl-NAME."""
+    """A comparison of the study: benchmarks/self_fl/NAME.toml, with its results in runs/self-fl-NAME."""
 
     name: str
     title: str
     about: str
     claims: Callable[[Compared], list[Claim]]
     drawn: tuple[str, ...] = (*OTHERS, *READINGS)  # methods whose curves are shown
-    five: bool = True  # the claims are of the best of five methods
+    five: bool = True  # whether the claims are about the best of five methods
     tails: bool = False  # also the tenth with most samples and the tenth served worst
-    rounds: int = 0  # after which the paper stops, as far as it says
+    rounds: int = 0  # number of rounds in the paper, if it states one
 
     def judged(self, study: Compared) -> list[tuple[str, str]]:
         """The claims and their verdicts."""
@@ -198,7 +198,7 @@ COMPARISONS = (
     Entry(
         "mnist",
         "MNIST, two digits a client (Figures 1a, 3b)",
-        "Learning rate 0.03 for all, the paper's way.",
+        "Learning rate 0.03 for all methods, as in the paper.",
         lambda study: [*best(study, "MNIST"), *shifted(study, "MNIST")],
         rounds=200,
     ),
@@ -219,7 +219,7 @@ COMPARISONS = (
     Entry(
         "five-classes",
         "Ten classes, five a client (Figures 1b, 2b, 3a, 7b, Table 1)",
-        "A stand-in for FEMNIST, which cannot be had here: MNIST's digits. Learning rate 0.01 for all.",
+        "MNIST's digits stand in for FEMNIST, which is not available here. Learning rate 0.01 for all methods.",
         lambda study: [*best(study, "stand-in"), *stand_in(study), *shifted(study, "stand-in")],
         (*OTHERS, *READINGS, "self-fl-augmented"),
         tails=True,
@@ -235,7 +235,7 @@ COMPARISONS = (
     Entry(
         "writers",
         "MNIST by writer",
-        "Not in the paper. Learning rate 0.03 for all; Algorithm 2 and the cluster level of Appendix G.4 besides.",
+        "Not in the paper. Learning rate 0.03 for all methods; also Algorithm 2 and the cluster level of Appendix G.4.",
         lambda study: best(study, "writers"),
         (*OTHERS, *READINGS, "self-fl-augmented", "self-fl-clustered"),
         tails=True,
@@ -250,8 +250,9 @@ COMPARISONS = (
     Entry(
         "cifar10",
         "CIFAR-10, three classes a client (Figures 2a, 3c)",
-        "Learning rate 0.01 for all, 40 local steps; the paper does not say how many rounds. Clients have 600 "
-        "images or more of each class: near the sizes of pFedMe's repository, which the paper names, not its split.",
+        "Learning rate 0.01 for all methods, 40 local steps; the paper does not state the number of rounds. Clients "
+        "have at least 600 images of each class. The sizes are near those of pFedMe's repository, which the paper "
+        "names; the split differs.",
         lambda study: [*best(study, "CIFAR-10"), *shifted(study, "CIFAR-10")],
     ),
     Entry(

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own data
 #
-# A comparison answers one question: do personal models serve these clients better than one shared model? Here the
-# clients are your own. You need rows, and who they belong to.
+# A comparison answers one question: are personal models better for these clients than one shared model? Here the
+# clients are your own. You need rows, and the client of each row.
 
 # %%
 import numpy as np
@@ -13,15 +13,15 @@ draw = np.random.default_rng(0)
 common = np.array([1.0, -1.0, 0.5])
 rows = {}
 for number in range(30):
-    own = common + 0.7 * draw.standard_normal(3)  # every client has a rule of its own, near a common one
+    own = common + 0.7 * draw.standard_normal(3)  # every client has its own rule, near a common rule
     x = draw.standard_normal((40, 3))
     rows[f"client {number}"] = x, x @ own + 0.3 * draw.standard_normal(40)
 
 # %% [markdown]
 # ## From arrays
 #
-# `bespoke.population` takes a dict of (x, y) by client. Arrays, tensors and lists will do. Targets with fractions
-# make a regression.
+# `bespoke.population` takes a dict of (x, y) by client. Arrays, tensors and lists work. If the targets have fractions,
+# the task is regression.
 
 # %%
 people = bespoke.population(rows)
@@ -30,8 +30,8 @@ print(len(people), "clients,", people.rows, "rows")
 # %% [markdown]
 # ## From a table
 #
-# A DataFrame is the same thing in another form. Columns are named: who, what to predict from, what to predict. An
-# Arrow table and a Hugging Face dataset are given the same way.
+# A DataFrame works too. Name its columns: the client, the features and the target. An Arrow table and a Hugging Face
+# dataset are used in the same way.
 
 # %%
 import pandas as pd
@@ -43,24 +43,24 @@ print(len(same), "clients,", same.rows, "rows")
 # %% [markdown]
 # ## Compare
 #
-# `shared` is one model for everyone, `local` one for each client by itself, `mixed` a model of how much clients
-# differ. Each client's rows are split: some train, some choose, and the rest test. `out` is the folder of the
-# comparison. If the call is interrupted, the same call goes on where it stopped.
+# `shared` is one model for all clients. `local` trains one model per client. `mixed` also learns how much clients
+# differ. Each client's rows are split into training, validation and test rows. `out` is the folder of the comparison.
+# If the call is interrupted, the same call continues where it stopped.
 
 # %%
 result = bespoke.compare(people, out="runs/own-data", methods=["shared", "local", "mixed"], seeds=2)
 result
 
 # %% [markdown]
-# Every client is a row of a table, for each method and seed.
+# `clients` is a table with one row per client, method and seed.
 
 # %%
 result.clients.query("method == 'mixed'").sort_values("change").head()
 
 # %% [markdown]
-# ## More than memory holds
+# ## More data than memory
 #
-# A population may be written one client at a time. Runs then read rows from disk as they need them.
+# A population can be written one client at a time. Runs then read rows from disk as they need them.
 
 # %%
 with bespoke.write_population("big", task="regression") as out:
@@ -71,5 +71,5 @@ again = bespoke.compare("big", out="runs/big", methods=["shared", "mixed"], seed
 print(again.answer[0])
 
 # %% [markdown]
-# In a file for the command line, the folder is `[data] population = "big"`. A CSV file needs nothing at all: `bespoke
-# compare table.csv --client who --target y`.
+# In an experiment file, name the folder: `[data] population = "big"`. A CSV file needs no preparation: `bespoke compare
+# table.csv --client who --target y`.

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Your own method
 #
-# A method says what travels, what stays on the client, and what happens on either side. It says nothing of processes,
-# files or privacy: those are the same for all methods. This page writes FedPer (Arivazhagan et al., 2019) from
-# scratch: clients share the body of a network, and each keeps a last layer of its own.
+# A method defines what is sent, what stays on the client, and what clients and server compute. It does not deal with
+# processes, files or privacy, which are the same for all methods. This page writes FedPer (Arivazhagan et al., 2019)
+# from scratch: clients share the body of a network, and each client keeps its own last layer.
 
 # %%
 import bespoke
@@ -14,26 +14,26 @@ from bespoke.methods.parts.heads import body_and_head
 # %% [markdown]
 # ## The idea in code
 #
-# FedAvg has all that concerns the shared part: local training, the change that is sent, the server's step. FedPer
-# changes what is shared. On the server, `init_server` makes the first state and `params` says what the model is. On the
-# client, `init_private` makes what it holds, `client_round` returns (what stays, what is sent), and `personalize`
-# gives the model that the client is tested with.
+# FedAvg already has the shared part: local training, the change that is sent, and the server's step. FedPer changes
+# what is shared. On the server, `init_server` makes the first state and `params` returns the model. On the client,
+# `init_private` makes the private state, `client_round` returns (private state, message), and `personalize` yields the
+# model with which the client is tested.
 #
-# These are pure functions. A client's functions see one client and never the server's state; what is sent is declared
-# (`uplink`, inherited from FedAvg: a change and a weight, of which the server learns the sums).
+# These are pure functions. A client's functions see one client and never the server's state. `uplink` declares what is
+# sent. Here it is inherited from FedAvg: a change and a weight, of which the server learns the sums.
 
 
 # %%
 @bespoke.register
 class FedPer(FedAvg):
-    """A shared body, and a last layer of its own for every client; both are trained together."""
+    """A shared body, and one last layer per client; both are trained together."""
 
     card = Card("fedper", "Arivazhagan et al., 2019", personal="the shared body with a last layer of its own")
     private = {"head": "the client's own last layer"}
 
     def init_server(self, params, setting=None):
         body, head = body_and_head(self.task, params)
-        return {**super().init_server(body), "head": head}  # the head of those who have none yet
+        return {**super().init_server(body), "head": head}  # the head of clients that have none yet
 
     def server_round(self, server, cohort):
         return {**super().server_round(server, cohort), "head": server["head"]}
@@ -56,9 +56,8 @@ class FedPer(FedAvg):
 # %% [markdown]
 # ## Run it
 #
-# Handwritten digits, spread over twenty clients with few classes each. The method stands beside those of bespoke: it
-# is tuned, trained, chosen and reported in the same way. Its knobs are the fields of the dataclass, here those of
-# FedAvg.
+# The data are handwritten digits of twenty clients with few classes each. The method is tuned, trained, chosen and
+# reported like the methods of bespoke. Its knobs are the fields of the dataclass, here those of FedAvg.
 
 # %%
 result = bespoke.compare(
@@ -77,8 +76,8 @@ result.figure("change", method=fedper.label)
 # %% [markdown]
 # ## What the server saw
 #
-# What travels is counted from the messages that were sent, not from what the method says of itself. FedPer sends less
-# than FedAvg: heads stay.
+# The traffic is counted from the messages that were sent, not from the method's declaration. FedPer sends less than
+# FedAvg, because heads stay on the clients.
 
 # %%
 for method in result.methods:
@@ -87,13 +86,13 @@ for method in result.methods:
 # %% [markdown]
 # ## Beyond this notebook
 #
-# A class of a notebook works in this process. Worker processes, `jobs=2`, the command line and later commands import
-# it, so it belongs into a module: `mypkg/fedper.py`. Then it has a name everywhere:
+# A class in a notebook works only in this process. Worker processes, `jobs=2`, the command line and later commands must
+# import it. Put it into a module, `mypkg/fedper.py`. Then it has a name everywhere:
 #
 # - in Python `methods=["mypkg.fedper:FedPer"]`, or the class itself;
 # - on the command line `bespoke compare --methods fedavg,mypkg.fedper:FedPer`;
 # - in a file `[[stage]] method = "mypkg.fedper:FedPer"`;
 # - in an installed package as an entry point of the group `bespoke.methods`, under a short name.
 #
-# In a test of that package, `bespoke.testing.check_method(FedPer)` plays the method through everything that the
-# contract asks: every engine, worker processes, clipping and noise, an interruption, messages that are no numbers.
+# In a test of that package, `bespoke.testing.check_method(FedPer)` checks everything that the contract requires: every
+# engine, worker processes, clipping and noise, an interruption, and messages that are not finite.

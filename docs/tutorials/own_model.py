@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your own model
 #
-# Any `torch.nn.Module` can be trained by the methods of bespoke. This page takes a small convolutional network with
-# BatchNorm and dropout, and handwritten digits: every other client writes them in white on black.
+# The methods of bespoke can train any `torch.nn.Module`. This page uses a small convolutional network with BatchNorm
+# and dropout, and handwritten digits. Every other client writes them in white on black.
 
 # %%
 import numpy as np
@@ -24,10 +24,10 @@ people = bespoke.population(rows, task="classification")
 # %% [markdown]
 # ## The network
 #
-# An ordinary module. What a model needs to be trained in a federation is said beside it: `head`, the name of the last
-# layer, for methods that treat it apart; and `buffers`, what becomes of BatchNorm's running statistics. With
-# `"average"` they travel with the parameters. With `"private"` BatchNorm stays on each client, the rule of FedBN.
-# `bespoke.model` takes a function that makes the module, so that every run starts from weights of its own seed.
+# The network is an ordinary module. `bespoke.model` adds what a federation needs to know. `head` is the name of the
+# last layer, for methods that treat it separately. `buffers` says what happens to BatchNorm's running statistics: with
+# `"average"` they are sent with the parameters; with `"private"` BatchNorm stays on each client, as in FedBN.
+# `bespoke.model` takes a function that makes the module, so that every run starts from the weights of its own seed.
 
 
 # %%
@@ -49,8 +49,8 @@ private = bespoke.model(Net, head="head", buffers="private")
 # %% [markdown]
 # ## Compare
 #
-# Training mode and evaluation mode are set as they have to be. Dropout is drawn from the seed, the round and the
-# client, so that a run that is interrupted goes on to the same bytes.
+# bespoke sets training mode and evaluation mode. Dropout is drawn from the seed, the round and the client, so an
+# interrupted run continues to the same bytes.
 
 # %%
 asked = {"methods": ["fedavg", "finetune"], "rounds": 8, "seeds": 1, "tune": False}
@@ -60,10 +60,10 @@ for name, net in {"averaged": averaged, "private": private}.items():
 results["averaged"]
 
 # %% [markdown]
-# ## BatchNorm of one's own
+# ## Private BatchNorm
 #
-# White and black paper shift what the first layer sees. Does it help that every client has a BatchNorm of its own? One
-# seed and twelve clients say little; they show where to look.
+# White and black paper shift the input of the first layer. Does it help if every client has its own BatchNorm? One seed
+# and twelve clients are too few for an answer; they show where to look.
 
 # %%
 for name, result in results.items():
@@ -72,9 +72,9 @@ for name, result in results.items():
 # %% [markdown]
 # ## Loss and metrics
 #
-# A loss takes outputs and targets of rows and gives a number for each row, or their mean. A metric gives a number for
-# one client. `outputs` takes the predictions out of what `forward` returns, and `inputs` names its arguments: for a
-# model of Hugging Face `inputs=("input_ids", "attention_mask"), outputs=lambda o: o.logits`.
+# A loss takes outputs and targets of rows and returns a number for each row, or their mean. A metric returns a number
+# for one client. `outputs` extracts the predictions from the result of `forward`, and `inputs` names its arguments. For
+# a model of Hugging Face: `inputs=("input_ids", "attention_mask"), outputs=lambda o: o.logits`.
 
 
 # %%
@@ -94,6 +94,6 @@ print(result.answer[0])
 # %% [markdown]
 # ## Beyond this notebook
 #
-# The network of a notebook works in this process. For worker processes, the command line and exports it belongs into a
-# module: `net = bespoke.model(...)` in `mypkg/nets.py`, named `model="mypkg.nets:net"` in Python and
+# A network in a notebook works only in this process. For worker processes, the command line and exports, put it into a
+# module: `net = bespoke.model(...)` in `mypkg/nets.py`. Its name is then `model="mypkg.nets:net"` in Python and
 # `[model] name = "mypkg.nets:net"` in a file.

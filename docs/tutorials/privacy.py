@@ -1,10 +1,9 @@
 # %% [markdown]
 # # Privacy
 #
-# In federated learning rows stay with their clients, but what clients send still tells something about them. With
-# `[privacy]` each client's message is cut to a bounded length, and noise is added to their sum. What this is worth is
-# a number, epsilon: the smaller, the less anybody can tell from the model whether a client took part. This page needs
-# the extra `privacy`.
+# In federated learning rows stay with their clients, but messages still reveal something about them. With `[privacy]`
+# each client's message is clipped to a bounded norm, and noise is added to the sum. Epsilon measures the protection:
+# the smaller epsilon is, the less the model reveals whether a client took part. This page needs the extra `privacy`.
 
 # %%
 import numpy as np
@@ -23,9 +22,9 @@ people = bespoke.population(rows)
 # %% [markdown]
 # ## What is compared
 #
-# The same comparison without privacy, with a budget of epsilon = 8, and with one of epsilon = 1. The noise is
-# calibrated to the budget. `public_statistics` says that the means and deviations by which features are standardized
-# are public knowledge; else they would have to be paid for, too.
+# The same comparison runs without privacy, with a budget of epsilon = 8, and with a budget of epsilon = 1. The noise is
+# calibrated to the budget. `public_statistics` says that the means and deviations that standardize the features are
+# public knowledge. Otherwise they would use a part of the budget.
 
 # %%
 asked = {"methods": ["fedavg", "finetune"], "rounds": 30, "seeds": 1, "tune": False}
@@ -39,8 +38,8 @@ for name, epsilon in {"none": None, "epsilon 8": 8.0, "epsilon 1": 1.0}.items():
 # %% [markdown]
 # ## What it costs
 #
-# Noise costs accuracy of the shared model. The personal model of a client is fine-tuned on the client itself, from
-# the shared model that everybody may see: nothing of it leaves the client, so it costs no more epsilon.
+# Noise makes the shared model less accurate. A client's personal model is fine-tuned on the client itself, from the
+# shared model that everybody may see. It never leaves the client, so it does not increase epsilon.
 
 # %%
 for name, result in results.items():
@@ -50,8 +49,8 @@ for name, result in results.items():
 # %% [markdown]
 # ## What is promised
 #
-# The answer states epsilon with its delta. It is computed from the noise that was really added, round by round, and
-# not from the plan.
+# The answer states epsilon with its delta. Epsilon is computed from the noise that was really added, round by round,
+# and not from the plan.
 
 # %%
 for sentence in results["epsilon 1"].answer:
@@ -59,18 +58,18 @@ for sentence in results["epsilon 1"].answer:
         print(sentence)
 
 # %% [markdown]
-# ## What is not told
+# ## What is not shown
 #
-# Clients of private runs have no names: not in the result, not on the page.
+# Clients of private runs have no names, neither in the result nor on the page.
 
 # %%
 results["epsilon 1"].clients.head(3)
 
 # %% [markdown]
-# - A model is private only if nothing else of the run is made public that was computed from the rows without noise.
-#   Validation scores and this table are for you, who hold the data in a simulation.
+# - A model is private only if you publish nothing else that the run computed from the rows without noise. Validation
+#   scores and this table are for you, because you hold the data in a simulation.
 # - Trying settings costs privacy too. With `tune=True` the account of the folder counts every run.
-# - Callbacks that end training early are refused here: how many rounds there are has to be known before the noise is
-#   chosen.
+# - Callbacks that end training early are refused here, because the number of rounds must be known before the noise is
+#   calibrated.
 #
 # All options are in the [guide to privacy](../privacy.md).

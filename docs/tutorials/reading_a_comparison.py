@@ -2,7 +2,7 @@
 # # Reading a comparison
 #
 # A comparison gives an answer in words, numbers by method, numbers by client, and figures. This page shows what to
-# look at, and in which order. The clients are made up: twenty have a rule near the common one, ten have one far from
+# read, and in which order. The clients are synthetic: twenty have a rule near the common rule; ten have a rule far from
 # it and few rows.
 
 # %%
@@ -30,7 +30,8 @@ result = bespoke.compare(
 # ## The answer
 #
 # The first sentence says whether personalization helps. It names the best method only if the interval and the test
-# over clients agree. The others say how many clients are hurt, what the worst served get, and what it costs.
+# over clients agree. The other sentences say how many clients are hurt, how the worst clients are served, and what it
+# costs.
 
 # %%
 for sentence in result.answer:
@@ -39,10 +40,10 @@ for sentence in result.answer:
 # %% [markdown]
 # ## The table
 #
-# In a notebook the result shows itself. `change` is against the baseline, with a 95 % interval over clients. `p` is a
-# paired test over clients, corrected for the number of methods. `hurt` counts clients that are worse off by more than
-# the noise of their test rows. Constant and pooled are for reference: no model at all, and one model on all rows in
-# one place.
+# In a notebook the result displays itself as a table. `change` is the difference from the baseline, with a 95 %
+# interval over clients. `p` is a paired test over clients, corrected for the number of methods. `hurt` counts clients
+# that are worse off by more than the noise of their test rows. Constant and pooled are references: a constant
+# prediction, and one model trained on all rows in one place.
 
 # %%
 result
@@ -50,7 +51,7 @@ result
 # %% [markdown]
 # ## What to doubt
 #
-# Concerns are found in the runs themselves: too few clients, a baseline that had not converged, clients tested on few
+# Concerns are problems found in the runs: too few clients, a baseline that had not converged, clients tested on few
 # rows.
 
 # %%
@@ -60,14 +61,14 @@ for concern in result.concerns:
 # %% [markdown]
 # ## Who gains, and who loses
 #
-# A mean hides whom it is made of. Each point is a client; below zero it is served better than by the baseline, for an
-# error.
+# A mean hides single clients. Each point is a client. For an error, a point below zero is a client for which the method
+# is better than the baseline.
 
 # %%
 result.figure("change", method="finetune")
 
 # %% [markdown]
-# The same numbers are a table, for questions of your own. Here: is it the clients far from the others that gain?
+# The same numbers are in a table, for your own questions. For example: do the clients far from the others gain?
 
 # %%
 changes = result.clients.groupby(["method", "group"])["change"]
@@ -76,8 +77,8 @@ changes.agg(["mean", "min", "max"]).round(3)
 # %% [markdown]
 # ## While it trained
 #
-# The validation metric by round, the mean over seeds and the range between them. `result.figures` lists all figures;
-# `report.html` in the folder has them on one page, and opens without a network.
+# The figure shows the validation metric by round: the mean over seeds and the range of the seeds. `result.figures`
+# lists all figures. `report.html` in the folder has them on one page, which opens without a network.
 
 # %%
 print(result.figures)
@@ -86,7 +87,7 @@ result.figure("rounds")
 # %% [markdown]
 # ## By numbers
 #
-# All that the words are made of is there. A number comes with its spread over seeds.
+# All numbers behind the words are available. Each number has its spread over seeds.
 
 # %%
 for method in result.methods:

@@ -128,7 +128,7 @@ def test_page_and_results_are_made_of_what_is_there(tmp_path: Path) -> None:
     assert "### CIFAR" not in text
     assert text.count('Linear of 10 parameters. Self-FL sums over all other clients (`others = "all"`).') == 2
     assert "| FedAvg, smoothed | global |" in text
-    assert text.count("the paper's Ditto looks scored by its global model.") == 1  # beside MNIST's best of five
+    assert text.count("the paper seems to score Ditto by its global model.") == 1  # beside MNIST's best of five
     assert text.count("| reproduced (2 of 2) |") >= 3
 
 
