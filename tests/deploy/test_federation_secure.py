@@ -248,6 +248,18 @@ def test_a_hub_that_signs_itself_a_certificate_is_refused_by_sites_that_have_agr
     assert deceived.sites == {"west": wrong}  # what `bespoke deploy peers` shows, to compare
 
 
+def test_what_was_heard_before_sites_agreed_does_not_count(tmp_path: Path) -> None:
+    """A hub that has lied at first contact, and then says nothing more of that client: it is a stranger."""
+    heard(tmp_path, by_the_hub())
+    peers = {"west": papers("west").fingerprint}
+    assert SiteMembers(SecureConfig(sums=True, least=3), tmp_path, papers("north")).directory == {CLIENT: PUBLIC}
+    assert SiteMembers(SecureConfig(sums=True, least=3), tmp_path, agreed("north", **peers)).directory == {}
+    right = bytes(reversed(PUBLIC))
+    found = heard(tmp_path, papers("west").vouch(CLIENT, right), agreed("north", **peers))
+    assert found.directory == {CLIENT: right}
+    assert found.sites == peers
+
+
 def test_a_renewed_certificate_has_the_same_key(tmp_path: Path) -> None:
     heard(tmp_path, papers("west").vouch(CLIENT, PUBLIC))
     renewed = replace(papers("west"), certificate=certificate("west", key("west").public_key(), days=300))
