@@ -27,7 +27,7 @@ def run(
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="The run's name (default: that of the file).")] = "",
     late: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a site may work on one message.")
+        float, typer.Option(min=1, metavar="SECONDS", help="How long a round waits for a site.")
     ] = 3600.0,
     patience: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the hub, or for enough sites.")
