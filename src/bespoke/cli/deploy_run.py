@@ -26,9 +26,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the file (repeatable)."),
     ] = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="The run's name (default: that of the file).")] = "",
-    late: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long a round waits for a site.")
-    ] = 3600.0,
+    late: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long a round waits for a site.")] = 3600.0,
     patience: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the hub, or for enough sites.")
     ] = 600.0,
