@@ -21,14 +21,14 @@ from loopback import split_up
 RUNS_JOB = ("worker_process", "runner_process")  # FLARE's programs that carry a job
 
 
-def project_of(population: Population, folder: Path, **settings: Any) -> Loopback:
+def project_of(population: Population, folder: Path, min_sites: int = 2, **settings: Any) -> Loopback:
     """Kits of a hub and of three sites that share these clients out among themselves."""
     data = {}
     for name, rows in zip(NAMES, split_up(population, 3)):
         data[name] = folder / f"{name}.population"
         rows.save(data[name])
     told = {"least": 1, "share_clients": True, **settings}
-    return make_loopback(folder / "project", NAMES, data, told, min_sites=2)
+    return make_loopback(folder / "project", NAMES, data, told, min_sites=min_sites)
 
 
 class Watched:

@@ -108,6 +108,18 @@ def test_killed_site_that_comes_back(project: Loopback) -> None:
     assert len(lines) == 401
 
 
+def test_killed_site_that_is_waited_for(calm: dict[str, bytes], tmp_path: Path) -> None:
+    """With min_sites = 3 nobody goes on without it: the result is that of the undisturbed run."""
+    with project_of(people(), tmp_path, min_sites=3) as project:
+        watched = Watched(project.start(), asked(LONG), "waited")
+        watched.until(5)
+        project.running.pop("north").kill()
+        project.start("north")
+        watched.ended(400)
+        assert len(legs_of(watched)) >= 2
+        assert_undisturbed(watched, calm)
+
+
 def test_late_site(project: Loopback) -> None:
     """A site that stands still is left out of rounds after `late` seconds, and comes back into them in the same leg."""
     everyone = {"cohort": {"size": 12, "dropout": 0.0}}

@@ -36,7 +36,7 @@ def crowd(task: str = "regression") -> Population:
     who = np.repeat(np.arange(42), 8 + np.arange(42))
     x = random.standard_normal((len(who), 3)).astype(np.float32)
     lines = np.ones((42, 3)) + (np.arange(42) >= 21)[:, None] * 2 * random.standard_normal((42, 3))
-    y = (x * lines[who]).sum(1) + random.standard_normal(len(who))
+    y = (x * lines[who]).sum(1) + 3 * random.standard_normal(len(who))
     target = y.astype(np.float32) if task == "regression" else (y > 0).astype(np.int64)
     about: Any = {"name": "crowd", "task": task, "input": "table", "features": ["a", "b", "c"], "target": "y"}
     columns = {"x": x, "y": target, "time": random.permutation(len(who)).astype(np.int64)}

@@ -17,6 +17,7 @@ from bespoke.deploy.federated.members import SiteMembers
 from bespoke.errors import RemoteLost, UserError
 from bespoke.federation.masked import SecureSums
 from bespoke.federation.wire import _opened, decode_call, encode_call
+from bespoke.messages.secure.client import Client
 from bespoke.messages.secure.keys import Identity
 from bespoke.messages.secure.settings import SecureConfig
 from deploy.papers import agreed, certificate, key, papers
@@ -62,6 +63,42 @@ def test_no_sites_update_is_on_the_wire(tmp_path: Path) -> None:
                 for found in answers[0].values():
                     assert not isinstance(found, torch.Tensor)
     assert trained == 6
+
+
+def encodings(values: np.ndarray) -> list[bytes]:
+    """A vector as bytes, in the forms in which it could travel."""
+    fixed = np.rint(np.ldexp(values, 32)).astype(np.int64)
+    return [values.astype(np.float32).tobytes(), values.tobytes(), fixed.tobytes()]
+
+
+@pytest.mark.parametrize("masks", [True, False], ids=["masked", "bare"])
+def test_the_bytes_on_the_wire_hold_no_clients_and_no_sites_numbers(
+    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searched for as floats and in fixed point. Without masks, which both sides then leave out, it is found."""
+    seen: list[tuple[str, np.ndarray]] = []
+    plain = Client.masked
+
+    def masked(self: Client, message: bytes, values: Any) -> bytes:
+        seen.append((self.name, values.copy()))
+        return plain(self, message, values)
+
+    monkeypatch.setattr(Client, "masked", masked)
+    if not masks:
+        for module in ("client", "server"):
+            monkeypatch.setattr(f"bespoke.messages.secure.{module}.add_mask", lambda *given: None)
+    parts = split_up(people(), 3)
+    lines = three(parts, tmp_path)
+    hub(asked(STAGES["fedavg"], **SECURE), tmp_path / "hub").run(lambda: lines)
+    wires = b"".join(reply for line in lines.values() for reply in [*line.received, *line.sent])
+    assert len(seen) == 24  # two rounds of twelve clients
+    of_clients = [any(form in wires for form in encodings(values)) for _, values in seen]
+    assert of_clients == [not masks] * 24
+    for part in parts:
+        names = {f"{int(key):016x}" for key in part.keys}
+        for some in (seen[:12], seen[12:]):
+            update = np.sum([values for name, values in some if name in names], axis=0)
+            assert not any(form in wires for form in encodings(update))  # no site adds up by itself
 
 
 def test_a_site_that_is_killed_is_who_it_was_and_answers_no_round_twice(tmp_path: Path) -> None:
@@ -209,6 +246,18 @@ def test_a_hub_that_signs_itself_a_certificate_is_refused_by_sites_that_have_agr
     deceived = heard(tmp_path / "first", by_the_hub())
     assert deceived.directory == {CLIENT: PUBLIC}
     assert deceived.sites == {"west": wrong}  # what `bespoke deploy peers` shows, to compare
+
+
+def test_what_was_heard_before_sites_agreed_does_not_count(tmp_path: Path) -> None:
+    """A hub that has lied at first contact, and then says nothing more of that client: it is a stranger."""
+    heard(tmp_path, by_the_hub())
+    peers = {"west": papers("west").fingerprint}
+    assert SiteMembers(SecureConfig(sums=True, least=3), tmp_path, papers("north")).directory == {CLIENT: PUBLIC}
+    assert SiteMembers(SecureConfig(sums=True, least=3), tmp_path, agreed("north", **peers)).directory == {}
+    right = bytes(reversed(PUBLIC))
+    found = heard(tmp_path, papers("west").vouch(CLIENT, right), agreed("north", **peers))
+    assert found.directory == {CLIENT: right}
+    assert found.sites == peers
 
 
 def test_a_renewed_certificate_has_the_same_key(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from bespoke.deploy.flare.keys import pem, read_key
 from bespoke.deploy.flare.kit import write_site
 from bespoke.deploy.flare.loopback import Loopback, make_loopback
 from bespoke.deploy.flare.project import Hub, SiteSettings, check, read_hub
+from bespoke.digests import sealed
 from bespoke.errors import UserError
 from command import bespoke
 
@@ -251,6 +252,25 @@ def test_what_a_consortium_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         set(key) & set(told.split()) & {word for word in key if len(word) == 64}
     )  # both are told the same fingerprint
     assert does("site", "north", "--data", "rows.csv", "--check") == "rows.csv: 40 rows of 4 clients\n"
+    (own,) = {word for word in key if len(word) == 64}
+    assert f"  north: {own}\n" in (said := does("peers", "north"))
+    assert "No other site is known yet" in said
+    heard, agreed = "5" * 64, "b" * 64
+    Path("north/state/secure").mkdir(parents=True)
+    Path("north/state/secure/sites.json").write_text(json.dumps(sealed({"north": own, "south": heard})))
+    assert "Heard through the hub, and not agreed on" in (said := does("peers", "north"))
+    assert said.endswith(f'[peers]\nsouth = "{heard}"\n')
+    before = Path("north/site.toml").read_text()
+    Path("north/site.toml").write_text(f'{before}\n[peers]\nsouth = "{agreed}"\n')
+    assert does("peers", "north").endswith(f'south = "{agreed}"\nAttention: the hub has said {heard} of south\n')
+    assert json.loads(does("peers", "north", "--json"))["agreed"] == {"south": agreed}
+    does("site", "north", "--data", "rows.csv", "--check")
+    assert json.loads(Path("north/kit/local/bespoke.json").read_text())["peers"] == {"south": agreed}
+    Path("north/site.toml").write_text(f'{before}\n[peers]\nsouth = "{agreed[1:]}"\n')
+    refused = bespoke("deploy", "peers", "north")
+    assert refused.code == 2
+    assert "64 digits of 0-9 and a-f, as you were told by telephone" in refused.err
+    Path("north/site.toml").write_text(before)
     settled = json.loads(Path("north/kit/local/bespoke.json").read_text())
     assert settled["data"] == str(tmp_path / "rows.csv")
     assert settled["columns"] == {"client": "school"}
@@ -282,7 +302,7 @@ def test_a_hub_toml_that_no_longer_fits_the_kit(made: Loopback) -> None:
         follow_list(made.kit, moved)
 
 
-@pytest.mark.parametrize("name", ["init", "join", "approve", "site", "hub", "harden"])
+@pytest.mark.parametrize("name", ["init", "join", "approve", "site", "peers", "hub", "harden"])
 def test_help_teaches_by_example(name: str) -> None:
     told = bespoke("deploy", name, "--help")
     assert told.code == 0

@@ -444,11 +444,12 @@ def test_consents_hold_what_a_client_was_shown() -> None:
 
 
 def test_what_needs_the_package_is_imported_where_secure_sums_are_asked_for() -> None:
-    """Else every experiment would need the extra: masked.py and members.py are imported inside functions alone."""
+    """Else every experiment would need the extra: what needs it is imported inside functions alone."""
     needing = {f"bespoke.messages.secure.{name}" for name in ("keys", "masking", "protocol", "client", "server")}
-    needing |= {"bespoke.federation.masked", "bespoke.deploy.federated.members", "cryptography"}
+    theirs = ("members", "sums", "identities")
+    needing |= {"bespoke.federation.masked", "cryptography", *(f"bespoke.deploy.federated.{name}" for name in theirs)}
     for path in PACKAGE.rglob("*.py"):
-        if path.parent.name in ("secure", "flare") or path.name in ("masked.py", "members.py"):
+        if path.parent.name in ("secure", "flare") or path.stem in ("masked", *theirs):
             continue  # `flare` belongs to the extra `deploy`, which brings it, too
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             found = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -29,8 +29,7 @@ def run(
         str, typer.Option(metavar="NAME", help="The name of the run (default: the name of the file).")
     ] = "",
     late: Annotated[
-        float,
-        typer.Option(min=1, metavar="SECONDS", help="The longest time that a site may take to answer one message."),
+        float, typer.Option(min=1, metavar="SECONDS", help="The longest time that a round waits for a site.")
     ] = 3600.0,
     patience: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="The longest time to wait for the hub, or for enough sites.")

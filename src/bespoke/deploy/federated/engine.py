@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.deploy.federated.agreement import Agreement
-from bespoke.deploy.federated.sums import SiteSums
 from bespoke.digests import read_json, sealed
 from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.opening import opening_of
@@ -70,6 +69,8 @@ class SiteEngine(Engine):
 
     def open(self, work: ClientWork, params: Params) -> None:
         if work.secure is not None and self.sums is None:
+            from bespoke.deploy.federated.sums import SiteSums  # needs cryptography, an extra
+
             # clients answer no number twice, whatever leg or run it is of
             self.sums = SiteSums(work.secure, self.roster.keys, rounds=int(time.time() * 1000), run=self.folder)
         super().open(work, params)

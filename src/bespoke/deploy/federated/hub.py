@@ -18,8 +18,8 @@ from typing import Any
 
 from bespoke.deploy.federated.agreement import Agreement, hub_config
 from bespoke.deploy.federated.engine import SiteEngine
+from bespoke.deploy.federated.repeated import newest_checkpoint, unfinished
 from bespoke.deploy.federated.scoring import SiteResults, SiteScoring
-from bespoke.deploy.federated.sums import newest_checkpoint, unfinished
 from bespoke.errors import RemoteLost, UserError
 from bespoke.experiment.build import to_toml
 from bespoke.experiment.config import ExperimentConfig

@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from bespoke.deploy.federated.identities import Papers
+from bespoke.deploy.federated.identities import Papers, Vouched
 from bespoke.digests import read_json, sealed
 from bespoke.federation.masked import Members
 from bespoke.messages.secure.client import Client
@@ -34,8 +34,12 @@ class SiteMembers(Members):
         self.folder, self.papers = folder, papers
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.secret = _secret(folder / "identity.key")
-        self.directory = {name: bytes.fromhex(public) for name, public in self._read("directory.json").items()}
         self.sites: dict[str, str] = self._read(SITES)  # the fingerprint of each site's key
+        self.vouched = {name: Vouched(bytes.fromhex(public), site, key)
+                        for name, (public, site, key) in self._read("directory.json").items()}  # fmt: skip
+        # what was heard before sites agreed on their keys does not count where it differs
+        self.vouched = {name: found for name, found in self.vouched.items() if self._accepted(found)}
+        self.directory = {name: found.public for name, found in self.vouched.items()}
         self.spent: dict[str, int] = self._read("spent.json")
         self.added: dict[str, list[list[str]]] = self._read("added.json")  # by round's key: whose sum was consented to
         self.key = ""
@@ -63,18 +67,26 @@ class SiteMembers(Members):
 
     def _introduced(self, met: dict[str, bytes]) -> dict[int, Any]:
         """Takes over other sites' clients, if their sites are those that were agreed on or heard of before."""
-        known, sites = dict(self.directory), dict(self.sites)
-        for name, said in met.items():
-            found = self.papers.check(name, said)
+        known, sites = dict(self.vouched), dict(self.sites)
+        for name, word in met.items():
+            found = self.papers.check(name, word)
             self.papers.known(found, sites)
-            if known.setdefault(name, found.public) != found.public:
+            if known.setdefault(name, found).public != found.public:
                 raise Refused(f"client {name!r} has another identity than before")
-            sites.setdefault(found.site, found.fingerprint)
-        self.directory.update(known)  # in place: the clients look into it
-        self.sites = sites
+            sites[found.site] = found.fingerprint
+        self.vouched, self.sites = known, sites
+        self.directory.update({name: found.public for name, found in known.items()})  # in place: clients look into it
         self._write(SITES, sites)
-        self._write("directory.json", {name: public.hex() for name, public in known.items()})
+        said = {name: [found.public.hex(), found.site, found.fingerprint] for name, found in known.items()}
+        self._write("directory.json", said)
         return {}
+
+    def _accepted(self, found: Vouched) -> bool:
+        try:
+            self.papers.known(found, self.sites)
+        except Refused:
+            return False
+        return True
 
     def _same(self, survivors: list[str]) -> None:
         """Refuses to add up a round again with other clients, some of them the same: the difference of the two sums

@@ -1,12 +1,11 @@
 """The hub's side of secure sums between sites: a round that is repeated is added up with the clients it had before.
 
 Sites consent to one sum of a round and to no other with some of the same clients (members.py). The hub therefore notes
-whose numbers it is about to add up (federation/sums.json), and keeps to it when the round is repeated after a loss.
+whose numbers it is about to add up (repeated.py), and keeps to it when the round is repeated after a loss.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,28 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bespoke.digests import read_json, sealed
+from bespoke.deploy.federated.repeated import about_to_be_added, note_added
 from bespoke.errors import RemoteLost
 from bespoke.federation.masked import AskClients, SecureSums, Summed
-from bespoke.storage import write_text
 from bespoke.tensors import Params
 
 Ints = NDArray[np.int64]
-SUMS = "federation/sums.json"
-
-
-def newest_checkpoint(run: Path) -> str:
-    """The name of the newest checkpoint in a run's folder."""
-    return max((path.name for path in (run / "checkpoints").glob("*.safetensors")), default="")
-
-
-def unfinished(run: Path) -> bool:
-    """Whether a round was about to be added up, and no checkpoint was made since: its clients are needed again."""
-    return _noted(run).get("point") == newest_checkpoint(run)
-
-
-def _noted(run: Path) -> dict[str, Any]:
-    return read_json(run / SUMS, "begin a new run in another folder") if (run / SUMS).exists() else {}
 
 
 @dataclass
@@ -50,9 +33,7 @@ class SiteSums(SecureSums):
 
     @property
     def _added(self) -> list[list[str]]:
-        """The names of clients, of each group of this round that was about to be added up before."""
-        noted = _noted(self.run)
-        return list(noted["added"]) if noted.get("key") == self.key else []
+        return about_to_be_added(self.run, self.key)
 
     def _attempt(
         self, ask: AskClients, members: Ints, answering: Ints, form: list[Any], found: Summed
@@ -70,8 +51,7 @@ class SiteSums(SecureSums):
             if set(before).intersection(names):
                 self._as_before(before, names)
                 return
-        said = {"key": self.key, "added": [*added, sorted(names)], "point": newest_checkpoint(self.run)}
-        write_text(self.run / SUMS, json.dumps(sealed(said)))
+        note_added(self.run, self.key, [*added, sorted(names)])
 
     def _as_before(self, before: list[str], names: list[str]) -> None:
         if set(before) != set(names):

@@ -17,7 +17,7 @@ from typing import Any
 
 from bespoke.deploy.federated.agreement import Agreement, hub_config
 from bespoke.deploy.federated.hub import LEGS
-from bespoke.deploy.federated.sums import newest_checkpoint, unfinished
+from bespoke.deploy.federated.repeated import newest_checkpoint, unfinished
 from bespoke.deploy.flare.check_period import TASK_REQUEST_INTERVAL
 from bespoke.deploy.flare.hardened import BY_BESPOKE, CONTROLLER, EXECUTOR
 from bespoke.deploy.flare.project import is_name
