@@ -6,6 +6,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import bespoke
@@ -31,6 +32,11 @@ STAGE = {"stage": [{"method": "fedavg", "rounds": 1}]}
         (lambda out: bespoke.compare(settings={"data": {"source": "digits"}}, out=out), ("beside it",)),
         (lambda out: bespoke.compare(settings={"data": "digits"}, out=out), ("a table",)),
         (lambda out: bespoke.compare(object(), out=out), ("table=<object", "Path", "object was found")),
+        (lambda out: bespoke.compare({"a": ([[1.0]], [1.5])}, out=out), ("dict was found", "bespoke.population(...)")),
+        (
+            lambda out: bespoke.compare(pd.DataFrame({"c": ["a"] * 99}), out=out),
+            ("DataFrame", "bespoke.population(...)"),
+        ),
         (lambda out: bespoke.run(STAGE, out, rouds=3), ("'rouds'", "run()")),
         (lambda out: bespoke.run(3, out), ("experiment=3", "int was found")),
         (lambda out: bespoke.run(STAGE), ("missing", "'out'")),

@@ -186,6 +186,12 @@ def test_images_lie_channels_first(shape: tuple[int, ...]) -> None:
         (lambda: bespoke.population(Items(), client=["a", float("nan"), "b"]), ("row 1", "no client")),
         (lambda: bespoke.population({"a": ([[1.0], [2.0, 3.0]], [1.5, 2.5])}), ("same shape", "1 and of 2")),
         (lambda: bespoke.population(Ragged(), client=["a", "a"]), ("same shape", "(1,)", "(2,)", "row 1")),
+        (lambda: bespoke.population({"a": ([[1.0]], [1])}, task="clasification"), ("clasification", "Did you mean")),  # type: ignore[arg-type]
+        (lambda: bespoke.population(FRAME, client="who", x=["a", "y"], y="y"), ("'y'", "from itself")),
+        (lambda: bespoke.population(FRAME.rename(columns={"b": "a"}), client="who", y="y"), ("two columns", "'a'")),
+        (lambda: bespoke.population({"a": (3, 4)}), ("'a'", "y of shape ()")),
+        (lambda: bespoke.population({"a": ([[1.0]], [1.5], 3)}), ("'a'", "a tuple of 3")),
+        (lambda: bespoke.population({"a": np.zeros((3, 2))}), ("'a'", "one array of shape (3, 2)")),
         (lambda: bespoke.population({"a": ([[1e300]], [1.5])}), ("'a'", "3e+38")),
         (lambda: bespoke.population({"a": (np.zeros((0, 1)), np.zeros(0))}, task="regression"), ("'a'", "no rows")),
         (lambda: bespoke.population({"a": (np.zeros((3, 1)), np.zeros(2))}, task="regression"), ("(3, 1)", "(2,)")),
@@ -306,6 +312,15 @@ def test_one_of_source_table_and_population(tmp_path: Path) -> None:
     ):
         (tmp_path / "run.toml").write_text(f"[data]\n{data}\n{stage}")
         refused(command("run", tmp_path / "run.toml", "--out", tmp_path / "out"), *words)
+
+
+def test_a_target_that_never_changes_is_told(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for kind, y in (("regression", np.full(12, 2.5)), ("classification", np.zeros(12, int))):
+        people = bespoke.population({who: (draw.standard_normal((12, 2)), y) for who in "abc"}, task=kind)  # type: ignore[arg-type]
+        asked: dict[str, Any] = {"methods": ["fedavg", "finetune"], "seeds": 1, "rounds": 2, "tune": False}
+        result = bespoke.compare(people, out=tmp_path / kind, **asked)
+        assert any("same target" in concern.text for concern in result.concerns)
 
 
 def test_the_four_doors_of_the_readme_run(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from bespoke.data.about import About
 from bespoke.data.population import POPULATION_FORMAT, Names, Population
-from bespoke.errors import UserError
+from bespoke.errors import UserError, unknown
 from bespoke.randomness import client_keys
 from bespoke.storage import write_arrays, write_text
 
@@ -65,9 +65,13 @@ def population(
     such parts, one client each. task: needed where targets are whole numbers whose classes the data do not name.
     group: each client's group, for methods that make models of groups.
     """
+    if task not in (None, *get_args(Targets)):
+        raise unknown("task", task, get_args(Targets), "population(task=...)")
     parts = []
     for who, rows in _by_client(data, client, x, y):
         inputs, wanted = _pair(rows, who, x, y)
+        if not wanted.ndim:
+            raise UserError(f"client {str(who)!r} has y of shape (); it has to be (rows,)")
         parts.append((str(who), inputs, _labels(who, wanted)))
     if not parts:
         raise UserError("population(): there is no client in these data")
@@ -254,6 +258,10 @@ def _by_client(data: Any, client: Any, x: Any, y: Any) -> Iterator[tuple[Any, An
             if column not in frame:
                 raise UserError(f"population(): there is no column {column!r}; there are {', '.join(map(str, frame))}")
         chosen = [x] if isinstance(x, str) else list(x) if x else [c for c in frame if c not in (client, y)]
+        if y in chosen:
+            raise UserError(
+                f"population(x={x!r}, y={y!r}): the target cannot be predicted from itself; leave it out of x"
+            )
         ids = _ids(frame[client], f"column {client!r}")
         for who in np.unique(ids):
             places = np.flatnonzero(ids == who)
@@ -295,6 +303,9 @@ def _pair(rows: Any, who: Any, x: Any, y: Any) -> tuple[Any, Array]:
         return _inputs(rows[names[0]]), _targets(rows[names[1]])
     if isinstance(rows, tuple) and len(rows) == 2:
         return _inputs(rows[0]), _targets(rows[1])
+    if isinstance(rows, tuple | np.ndarray | torch.Tensor):
+        found = f"a tuple of {len(rows)}" if isinstance(rows, tuple) else f"one array of shape {tuple(rows.shape)}"
+        raise UserError(f"population(): the rows of client {str(who)!r} are {found}, not (x, y)")
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
         return _items(rows, np.arange(len(rows)), x, y)
     raise UserError(f"population(): the rows of client {str(who)!r} are a {type(rows).__name__}, not (x, y)")
@@ -306,6 +317,9 @@ def _frame(data: Any) -> dict[str, Any] | None:
     if isinstance(names, list):  # Arrow and Hugging Face
         return {name: data[name].to_numpy() if hasattr(data[name], "to_numpy") else list(data[name]) for name in names}
     if hasattr(data, "columns") and hasattr(data, "iloc"):
+        twice = data.columns[data.columns.duplicated()]
+        if len(twice):
+            raise UserError(f"population(): two columns are called {twice[0]!r}; give each a name of its own")
         return {str(name): data[name].to_numpy() for name in data.columns}
     return None
 

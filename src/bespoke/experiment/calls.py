@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import reprlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, get_type_hints
@@ -15,6 +16,8 @@ from bespoke.experiment.config import ExperimentConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SHORT = reprlib.Repr()  # of what was given: it may be a table of a million rows
+_SHORT.maxstring = _SHORT.maxother = 200
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
 
@@ -50,4 +53,6 @@ def _check(what: str, value: Any, hint: Any, plain: Any) -> None:
         wanted = plain.__name__ if isinstance(plain, type) else re.sub(r"\b(\w+\.)+(?=\w)", "", str(plain))
         problem = error.errors()[0]["msg"].replace("Input should", "it has to")
         found = f"{wanted} is accepted, {type(value).__name__} was found"
-        raise UserError(f"{what}{value!r}): {found} ({problem})") from None
+        if hasattr(value, "__len__") and "Population" in wanted:
+            problem = "bespoke.population(...) makes a population of arrays and data frames"
+        raise UserError(f"{what}{_SHORT.repr(value)}): {found} ({problem})".replace("\n", " ")) from None

@@ -126,6 +126,12 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
         )
     if needs.last:
         _ = task.last_layer  # an error if a user's model does not declare it
+    if needs.linear and not task.network.is_linear:
+        found = type(task.network).__name__.lower()
+        raise UserError(
+            f"{where}: {name} is for linear models, and the model is {found!r}; use [model] name = 'linear', or "
+            "a method that takes any model, such as ditto"
+        )
     most = needs.coefficients
     head = task.linear() if most or needs.head or hasattr(method, "solver") else None
     if needs.head and head is None:
@@ -160,12 +166,6 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
         raise UserError(
             f"{where}: {name} generates all {size:,} parameters of a model, and takes at most {needs.parameters:,}; "
             "use a smaller model, or another method, such as finetune"
-        )
-    if needs.linear and not task.network.is_linear:
-        found = type(task.network).__name__.lower()
-        raise UserError(
-            f"{where}: {name} is for linear models, and the model is {found!r}; use [model] name = 'linear', or "
-            "a method that takes any model, such as ditto"
         )
     if needs.clients and clients > needs.clients:
         raise UserError(

@@ -35,7 +35,7 @@ class Shared(Method):
         "shared", "least squares and Newton's method from sums", tunes={"pull": (0.01, 1.0, 10.0, 100.0, 1000.0)}
     )
     uplink = {"loss": Sent(Reveal.SUM), "gradient": Sent(Reveal.SUM), "hessian": Sent(Reveal.SUM)}
-    needs = Needs(linear=True, smooth=True, everyone=True)
+    needs = Needs(linear=True, head=True, smooth=True, everyone=True)
 
     def init_server(self, params: Params, setting: Setting = Setting()) -> Tree:
         v = self.task.linear().coefficients(params)

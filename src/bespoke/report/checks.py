@@ -76,6 +76,9 @@ def _perfect(summary: Summary) -> list[Concern]:
         return []
     # what a score such as accuracy lacks of one is an error as well
     errors = [m.mean.value if summary.lower_is_better else 1 - m.mean.value for m in (base, plain)]
+    if errors[1] <= 0:
+        same = "A constant prediction makes no error: all test rows have the same target, so there is nothing to learn."
+        return [Concern("", "constant", same, "serious")]
     if errors[1] < 0.01 * (not summary.lower_is_better) or errors[0] > PERFECT * errors[1]:
         return []
     text = (
