@@ -18,7 +18,7 @@ from bespoke.errors import UserError
 from bespoke.experiment.experiment import Experiment
 from bespoke.method import Method
 from bespoke.randomness import mix
-from bespoke.records import PrivacyRecord, RunRecord
+from bespoke.records import AcceptanceRule, ChosenRecord, PrivacyRecord, RunRecord
 from bespoke.runs.evaluation import Point, json_number
 from bespoke.runs.events import Progress
 from bespoke.runs.folder import RunFolder
@@ -242,7 +242,7 @@ class SiteResults:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
         own = final.choice.rule["by"] in ("client", "support") or final.without is not None
-        chosen = {"candidate": names[final.choice.default], "by_client": own}
+        chosen: ChosenRecord = {"candidate": names[final.choice.default], "by_client": own}
         costs = final.choice.costs
         seen = [json_number(s / k) if k else None for s, k in zip(costs.get("sum", []), costs.get("known", []))]
         metric, silos = experiment.metric, experiment.split.kind == "cross-silo"
@@ -262,7 +262,8 @@ class SiteResults:
         record["chosen"] = chosen if len(names) > 1 else {}
         record["candidates"] = dict(zip(names, seen)) if len(names) > 1 else {}
         if final.without is not None:
-            rule, mean = final.choice.rule["accept"], json_number(plain_mean(final.without, metric))
+            rule: AcceptanceRule = final.choice.rule["accept"]
+            mean = json_number(plain_mean(final.without, metric))
             record["accept"] = {**rule, "accepted": final.query["accepted"], "query_without": mean}
         if privacy is not None:
             record["privacy"] = privacy
