@@ -20,10 +20,11 @@ from bespoke.experiment.checks import check_tune, checked
 from bespoke.experiment.config import MOST_SEEDS
 from bespoke.experiment.loading import load_population
 from bespoke.experiment.reading import read_experiment
-from bespoke.generation.generate import LENGTH, TEMPERATURE, Drawing, finished, lines_of, write
+from bespoke.generation.generate import LENGTH, TEMPERATURE, Drawing, Written, finished, lines_of, write
 from bespoke.generation.voices import Voices, chosen_run
 from bespoke.imported import by_name, trust_named
 from bespoke.models.own.model import local_name
+from bespoke.plain import JsonObject, TomlTable
 from bespoke.records import RunRecord, TuneRecord
 from bespoke.report.page import write_page
 from bespoke.report.report import Report
@@ -62,7 +63,7 @@ def compare(
     tokenizer: str | None = None,
     model: Any = None,
     loss: str | Callable[..., Any] | None = None,
-    settings: dict[str, Any] | None = None,
+    settings: TomlTable | None = None,
     jobs: Positive | None = 1,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
@@ -90,7 +91,7 @@ def compare(
         raise UserError(f"compare({next(iter(columns))}=...) describes a table, and none is given; name it first")
     if methods is not None and not methods:
         raise UserError("methods = []: there is nothing to compare; leave it out for the default methods")
-    described: dict[str, Any] = {"source": by_name(data) or "chem97"}
+    described: TomlTable = {"source": by_name(data) or "chem97"}
     if isinstance(table, Population) or (table is not None and (Path(table) / "population.json").exists()):
         if columns:
             raise UserError(f"compare({next(iter(columns))}=...) describes a table, and this is a population")
@@ -115,7 +116,7 @@ def compare(
     return Result(report)
 
 
-def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
+def _with_model(base: TomlTable, given: Any = None) -> TomlTable:
     """The experiment with its model as a name; `given`, or an object under model.name, is the user's own model."""
     named = base.get("model")
     if given is not None and isinstance(named, dict) and "name" in named:
@@ -128,7 +129,7 @@ def _with_model(base: dict[str, Any], given: Any = None) -> dict[str, Any]:
     return {**base, "model": {**options, "name": local_name(options.get("name") if given is None else given, "model")}}
 
 
-def _with_loss(base: dict[str, Any], given: Any) -> dict[str, Any]:
+def _with_loss(base: TomlTable, given: Any) -> TomlTable:
     """The experiment with a loss of the user's own."""
     described = base.get("model", {})
     if given is None or not isinstance(described, dict):
@@ -145,14 +146,14 @@ def _with_loss(base: dict[str, Any], given: Any) -> dict[str, Any]:
     return {**base, "model": {**described, "loss": named}}
 
 
-def _named(experiment: dict[str, Any]) -> dict[str, Any]:
+def _named(experiment: TomlTable) -> TomlTable:
     """The same tables with names instead of objects. The user's own program gave them, so the names are trusted."""
-    found: dict[str, Any] = trust_named(by_name(_with_model(experiment)))
+    found: TomlTable = trust_named(by_name(_with_model(experiment)))
     return found
 
 
 @checked_call
-def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: Sequence[Callback] = ()) -> RunRecord:
+def run(experiment: str | Path | TomlTable, out: str | Path, *, callbacks: Sequence[Callback] = ()) -> RunRecord:
     """Runs an experiment (a TOML file or the same as a dict) in a folder, or resumes it. Returns its result."""
     raw = _named(experiment) if isinstance(experiment, dict) else read_experiment(Path(experiment))
     raw.pop("tune", None)
@@ -169,7 +170,7 @@ def run(experiment: str | Path | dict[str, Any], out: str | Path, *, callbacks: 
 
 @checked_call
 def tune(
-    experiment: str | Path | dict[str, Any],
+    experiment: str | Path | TomlTable,
     out: str | Path,
     *,
     jobs: Positive | None = 1,
@@ -188,7 +189,7 @@ def tune(
 
 
 @checked_call
-def forget(folder: str | Path, client: str) -> dict[str, Any]:
+def forget(folder: str | Path, client: str) -> JsonObject:
     """Removes a client from a run, comparison or tuning folder. Returns a receipt of what was changed and searched."""
     return forget_client(Path(folder), client)
 
@@ -208,7 +209,7 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-) -> list[dict[str, Any]]:
+) -> list[Written]:
     """Writes texts with the personal models of a run (or of a method's run in a comparison folder).
 
     It continues every prompt in every context as every user. Without users it uses the shared model, without contexts

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Observed = dict[str, Any]  # what a method says of a round in the log, by names of its own
 
 
 @dataclass(frozen=True)

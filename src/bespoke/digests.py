@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 
 SEAL = "seal"  # the key of the digest in JSON
 NO_RESULT = (  # in a run folder: may change after its end
@@ -45,12 +46,12 @@ def file_digest(path: Path) -> str:
         return "missing"
 
 
-def sealed(record: Mapping[str, object]) -> dict[str, Any]:
+def sealed(record: Mapping[str, object]) -> JsonObject:
     """The record with a digest of its content."""
     return {**record, SEAL: _of_record(record)}
 
 
-def check_seal(record: dict[str, Any], where: object, advice: str = AGAIN) -> dict[str, Any]:
+def check_seal(record: JsonObject, where: object, advice: str = AGAIN) -> JsonObject:
     """The record without its digest, if the digest is right. Records of earlier versions have none."""
     rest = {name: value for name, value in record.items() if name != SEAL}
     if (SEAL in record or "written" in record) and record.get(SEAL) != _of_record(rest):
@@ -63,12 +64,12 @@ def _of_record(record: Mapping[str, object]) -> str:
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 
-def read_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
+def read_json(path: Path, advice: str = AGAIN) -> JsonObject:
     """Reads a JSON object and checks its digest, if it has one."""
     return check_seal(parsed_json(path, advice), path, advice)
 
 
-def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
+def parsed_json(path: Path, advice: str = AGAIN) -> JsonObject:
     """Parses a JSON object without checking its digest."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
@@ -79,7 +80,7 @@ def parsed_json(path: Path, advice: str = AGAIN) -> dict[str, Any]:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]]) -> JsonObject:
     """An object without duplicate keys; bespoke never writes any."""
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 
-from bespoke.declarations import Card, Choosing, Handoff, Needs, Sent
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Observed, Sent
 from bespoke.task import Task
 from bespoke.tensors import Params, Tree
 
@@ -115,7 +115,7 @@ class Method:  # the defaults: one model on the server, nothing private, the glo
     def server_round(self, server: Tree, cohort: Cohort) -> Tree:
         return server
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:  # for the round's log: sizes of clusters, ...
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:  # for the round's log: sizes of clusters, ...
         return {}
 
     def params(self, server: Tree) -> Params:  # the model that the next stage starts from

@@ -7,10 +7,11 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from bespoke.errors import UserError
 from bespoke.helper_thread import Helper
 
 Ints = NDArray[np.int64]
+Columns = dict[str, Sequence[Any] | NDArray[Any]]  # of a table, by name
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,

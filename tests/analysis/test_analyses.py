@@ -157,7 +157,7 @@ def test_the_mean_and_the_clients_hurt_by_hand(handmade: tuple[Any, Candidates])
     assert (at[0.2]["mean"], at[0.2]["hurt"], at[0.2]["helped"]) == (14 / 4, 2 / 4, 2 / 4)
     assert at[0.2]["validation"] == 9 / 4
     assert record["axis"] == "lr"
-    assert table["metric"].tolist() == [3, 3, 3, 4, 1, 2, 5, 6]
+    assert list(table["metric"]) == [3, 3, 3, 4, 1, 2, 5, 6]
 
 
 def test_choices_are_made_on_validation_rows_alone(handmade: tuple[Any, Candidates]) -> None:

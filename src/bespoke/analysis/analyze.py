@@ -16,6 +16,7 @@ from bespoke.analysis.choosers import check_choosers, choosers
 from bespoke.analysis.crossed import check_crossed, crossed
 from bespoke.analysis.embeddings import check_embeddings, embeddings
 from bespoke.analysis.fewer import check_examples, check_fewer, fewer_examples, number_of_examples
+from bespoke.analysis.measured import Found
 from bespoke.analysis.ood import check_ood, out_of_distribution
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished, reopened
 from bespoke.analysis.smaller import check_smaller, smaller_tests
@@ -23,18 +24,17 @@ from bespoke.analysis.sweep import check_sweep, parse_sweep, sweep
 from bespoke.data.population import Population
 from bespoke.errors import UserError
 from bespoke.experiment.loading import load_population
+from bespoke.plain import JsonObject
 from bespoke.runs.events import Progress, Silent
 from bespoke.runs.finished import open_run
-from bespoke.statistics.analyses import ANALYSIS_FORMAT
+from bespoke.statistics.analyses import ANALYSIS_FORMAT, AnalysisRecord
 from bespoke.statistics.candidates import axes_of, settings_of
 from bespoke.statistics.folders import read_study
 from bespoke.statistics.formatting import jsonable
-from bespoke.storage import settle, write_text
+from bespoke.storage import Columns, settle, write_text
 
 FRACTIONS = (1.0, 0.5, 0.25)
 OTHERS = 500  # rows of other clients
-
-Made = tuple[dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Wanted:
         )  # fmt: skip
 
 
-def wanted_again(records: Sequence[dict[str, Any]]) -> Wanted:
+def wanted_again(records: Sequence[AnalysisRecord]) -> Wanted:
     """The request that produced these records."""
     asked = {record["analysis"]: record["asked"] for record in records}
     sweeps = [a for name, a in asked.items() if name.startswith("sweep-")]
@@ -81,10 +81,10 @@ class _Job:
     """One analysis of one run."""
 
     name: str
-    asked: dict[str, Any]
+    asked: JsonObject
     check: Callable[[], None]  # whether it applies, before a single model is made
-    make: Callable[[Candidates], Made] | None = None
-    without_models: Callable[[], Made] | None = None  # instead of make: what needs no personal models
+    make: Callable[[Candidates], Found] | None = None
+    without_models: Callable[[], Found] | None = None  # instead of make: what needs no personal models
 
 
 @dataclass
@@ -110,12 +110,12 @@ class Analyses:
                 runs.append(path)
         return cls(tuple(dict.fromkeys(runs)), wanted, compared or len(runs) > 1, **rest)
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[AnalysisRecord]:
         """Makes the missing analyses. Returns all records, including those that existed before."""
         for text in self.wanted.sweeps:
             parse_sweep(text)  # what cannot be read is said before anything is loaded
         populations: dict[str, Population] = {}
-        records: list[dict[str, Any]] = []
+        records: list[AnalysisRecord] = []
         refused: list[DoesNotApply] = []
         for path in self.runs:
             _, config = open_run(path)
@@ -130,8 +130,8 @@ class Analyses:
             raise UserError(f"{refused[-1]}; nor does it apply to another of the {len(self.runs)} runs")
         return records
 
-    def _of(self, run: Finished, refused: list[DoesNotApply]) -> list[dict[str, Any]]:
-        records = []
+    def _of(self, run: Finished, refused: list[DoesNotApply]) -> list[AnalysisRecord]:
+        records: list[AnalysisRecord] = []
         for job in self._jobs(run):
             record = _kept(run.path, job.name, job.asked)
             if record is None:
@@ -156,7 +156,7 @@ class Analyses:
             )
         if wanted.fractions or every:
             parts = wanted.fractions or FRACTIONS
-            asked: dict[str, Any] = {"fractions": list(parts)}
+            asked: JsonObject = {"fractions": list(parts)}
             jobs.append(
                 _Job("fewer-examples", asked, partial(check_fewer, run), lambda c: fewer_examples(run, c, parts))
             )
@@ -181,7 +181,7 @@ class Analyses:
         return jobs
 
 
-def _made(run: Finished, job: _Job) -> dict[str, Any]:
+def _made(run: Finished, job: _Job) -> AnalysisRecord:
     """Makes an analysis and writes it to disk."""
     numbers, table = (
         job.make(run.candidates()) if job.make else job.without_models() if job.without_models else ({}, {})
@@ -193,7 +193,7 @@ def _made(run: Finished, job: _Job) -> dict[str, Any]:
         "clients": len(run.clients), "protocol": experiment.split.kind,
         "trained": any(stage.rounds for stage in experiment.stages), **numbers,
     }  # fmt: skip
-    record: dict[str, Any] = jsonable(found, 8)
+    record: AnalysisRecord = jsonable(found, 8)
     place = run.path / "analysis"
     place.mkdir(exist_ok=True)
     _write_table(place / f"{job.name}.parquet", table)
@@ -211,7 +211,7 @@ def _own_sweeps(run: Finished) -> tuple[str, ...]:
     return tuple(knob for word in words for knob in (word, f"{word}s") if hasattr(method, knob))
 
 
-def _kept(path: Path, name: str, asked: dict[str, Any]) -> dict[str, Any] | None:
+def _kept(path: Path, name: str, asked: JsonObject) -> AnalysisRecord | None:
     """The analysis in the folder, if it answers the same request."""
     place = path / "analysis" / f"{name}.json"
     try:
@@ -222,7 +222,7 @@ def _kept(path: Path, name: str, asked: dict[str, Any]) -> dict[str, Any] | None
     return record if known and record.get("asked") == jsonable(asked, 8) else None
 
 
-def _write_table(path: Path, columns: dict[str, Any]) -> None:
+def _write_table(path: Path, columns: Columns) -> None:
     import pyarrow
     from pyarrow import parquet
 

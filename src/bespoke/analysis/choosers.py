@@ -6,14 +6,14 @@ a client chooses what fits these few. Between the two lie clients with about as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from bespoke.analysis.measured import measured
+from bespoke.analysis.measured import Found, measured
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
+from bespoke.statistics.analyses import AnalysisNumbers, ChoiceDifference, Measured
 from bespoke.statistics.candidates import axes_of
 from bespoke.statistics.significance import wilcoxon
+from bespoke.storage import Columns
 
 
 def check_choosers(run: Finished) -> None:
@@ -29,7 +29,7 @@ def check_choosers(run: Finished) -> None:
         )
 
 
-def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str, Any]]:
+def choosers(run: Finished, found: Candidates) -> Found:
     """(numbers, table of clients) of a common choice and of each client's own."""
     method, experiment = run.method, run.experiment
     metric, lower, allowed = experiment.metric, experiment.lower_is_better, run.allowed(method)
@@ -38,7 +38,7 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
     values = {by: found.query.at(choice, metric) for by, choice in picked.items()}
     gain = (values["global"] - values["client"]) * (1 if lower else -1)
     known = gain[np.isfinite(gain)]
-    record = {
+    numbers: dict[str, Measured] = {
         by: {
             **measured(values[by], shared, lower),
             "candidate": found.names[choice.default],
@@ -46,15 +46,18 @@ def choosers(run: Finished, found: Candidates) -> tuple[dict[str, Any], dict[str
         }
         for by, choice in picked.items()
     }
-    record["difference"] = {
+    difference: ChoiceDifference = {
         "mean": float((values["client"] - values["global"])[np.isfinite(gain)].mean()) if len(known) else None,
         "better": float((known > 0).mean()) if len(known) else None,
         "worse": float((known < 0).mean()) if len(known) else None,
         "p": wilcoxon(gain),
     }
+    record: AnalysisNumbers = {
+        "global": numbers["global"], "client": numbers["client"], "size": numbers["size"], "difference": difference,
+    }  # fmt: skip
     split = experiment.split.test
     names = np.array(found.names)
-    table = {
+    table: Columns = {
         "client": [experiment.population.ids[c] for c in run.clients],
         "support_examples": split.support.sizes(run.clients),
         "validation_examples": split.validation.sizes(run.clients),

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bespoke.analysis.measured import mean
+from bespoke.analysis.measured import Found, mean
 from bespoke.analysis.reopened import DoesNotApply, Finished
 from bespoke.experiment.choosing import Floats, QueryScores
 from bespoke.federation.batches import WHOLE, Orders
 from bespoke.method import Method
 from bespoke.models.prefix import PrefixLM
+from bespoke.statistics.analyses import AnalysisNumbers, CrossedColumn
 from bespoke.statistics.significance import bootstrap_means, percentile_interval
 from bespoke.tensors import Params
 
@@ -39,7 +40,7 @@ def check_crossed(run: Finished) -> None:
         raise DoesNotApply(f"--crossed: {run.path} has one tested client: there is no other's model to hold against")
 
 
-def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
+def crossed(run: Finished) -> Found:
     """(numbers, table of clients): the metric of own, others' and the shared model, right and wrong contexts."""
     experiment, clients = run.experiment, [int(client) for client in run.clients]
     orders = Orders.draw(experiment.split.test.query, run.clients, WHOLE, None)
@@ -76,15 +77,15 @@ def crossed(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
         run.done(1)
     values = {name: np.array([np.mean(each) if each else np.nan for each in lists]) for name, lists in found.items()}
     values = {name: column for name, column in values.items() if np.isfinite(column).any()}
-    record = {"columns": {name: compared(column, values["own"]) for name, column in values.items()}}
+    record: AnalysisNumbers = {"columns": {name: compared(column, values["own"]) for name, column in values.items()}}
     return record, {"client": [experiment.population.ids[client] for client in clients], **values}
 
 
-def compared(values: Floats, own: Floats) -> dict[str, Any]:
+def compared(values: Floats, own: Floats) -> CrossedColumn:
     """The mean over clients, and the mean difference to their own models with its interval over clients."""
     both = np.isfinite(values) & np.isfinite(own)
     differences = (values - own)[both]
-    found = {"clients": int(both.sum()), "mean": mean(values), "difference": mean(differences)}
+    found: CrossedColumn = {"clients": int(both.sum()), "mean": mean(values), "difference": mean(differences)}
     if both.sum() < 2 or not differences.any():
         return found
     between = percentile_interval(bootstrap_means(differences[None, None])[:, 0])

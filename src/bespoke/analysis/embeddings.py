@@ -9,15 +9,16 @@ map is drawn instead (preference_map.py).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bespoke.analysis.measured import Found
 from bespoke.analysis.preference_map import check_map, maps, preference_map
 from bespoke.analysis.reopened import DoesNotApply, Finished
 from bespoke.randomness import generator
+from bespoke.statistics.analyses import AnalysisNumbers
+from bespoke.storage import Columns
 
 DRAWN = 1000  # clients in the plane: t-SNE of all would take long and show no more
 
@@ -37,7 +38,7 @@ def check_embeddings(run: Finished) -> None:
         raise DoesNotApply(f"--embeddings: the clients of {run.path} have no groups to hold embeddings against")
 
 
-def embeddings(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
+def embeddings(run: Finished) -> Found:
     """(numbers, table of the clients drawn)."""
     if maps(run.method, run.server):
         return preference_map(run)
@@ -52,7 +53,7 @@ def embeddings(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     guess = matched(places, group, many)
     counts = np.zeros((many, many), dtype=np.int64)
     np.add.at(counts, (group, guess), 1)
-    record = {
+    record: AnalysisNumbers = {
         "groups": list(population.groups),
         "counts": counts.tolist(),  # [group][guess]
         "recovered": float((guess == group).mean()),
@@ -62,7 +63,7 @@ def embeddings(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     random = generator("drawn embeddings", run.experiment.seed)
     some = np.sort(random.choice(len(clients), min(len(clients), DRAWN), replace=False))
     x, y = _plane(points[some]).T
-    table = {
+    table: Columns = {
         "client": [population.ids[c] for c in clients[some]],
         "group": [population.groups[g] for g in group[some]],
         "guess": [population.groups[g] for g in guess[some]],

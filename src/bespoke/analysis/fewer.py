@@ -6,16 +6,19 @@ clients together stays as it was; what a client chooses for itself it chooses an
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
-from bespoke.analysis.measured import measured
+from bespoke.analysis.measured import Found, measured
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import Fewer
 from bespoke.errors import UserError
 from bespoke.experiment.choosing import Chosen, Floats
 from bespoke.method import Method
+from bespoke.statistics.analyses import Measured
+from bespoke.storage import Columns
 
 
 def parse_fractions(text: str, option: str = "--fewer-examples") -> tuple[float, ...]:
@@ -56,28 +59,27 @@ def check_examples(run: Finished) -> None:
         )
 
 
-def fewer_examples(
-    run: Finished, found: Candidates, fractions: tuple[float, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def fewer_examples(run: Finished, found: Candidates, fractions: tuple[float, ...]) -> Found:
     """(numbers, table of clients) with each fraction of the examples to adapt on."""
     cuts = {fraction: (fraction, 0, f"{100 * fraction:g} % of the examples") for fraction in fractions}
     return _with_fewer(run, run.shared(found), "fraction", cuts)
 
 
-def number_of_examples(run: Finished, numbers: tuple[int, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+def number_of_examples(run: Finished, numbers: tuple[int, ...]) -> Found:
     """(numbers, table of clients) with at most so many examples to adapt on; 0: all."""
     cuts = {most: (1.0, most, f"{most or 'all'} examples") for most in numbers}
     return _with_fewer(run, run.shared(), "most", cuts)
 
 
 def _with_fewer(
-    run: Finished, shared: Floats, name: str, cuts: dict[Any, tuple[float, int, str]]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    run: Finished, shared: Floats, name: Literal["fraction", "most"], cuts: Mapping[Any, tuple[float, int, str]]
+) -> Found:
     """Scores the personal models for each cut (fraction, maximum, words); `name` is the cut's key in the record."""
     method, experiment = run.method, run.experiment
     metric, lower, support = experiment.metric, experiment.lower_is_better, experiment.split.test.support
     chosen = run.chosen()
-    points, columns = [], []
+    points: list[Measured] = []
+    columns = []
     for key, (fraction, most, what) in cuts.items():
         cut = Fewer.sample(support, fraction, experiment.seed, most)
         scored = run.examined(method, cut, what)
@@ -87,9 +89,13 @@ def _with_fewer(
             picked = run.accepted(Chosen(chosen.default, anew.own), scored, cut)
         values = scored.query.at(picked, metric)
         sizes = cut.sizes(run.clients)
-        points.append({name: key, "examples": float(sizes.mean()), **measured(values, shared, lower)})
+        numbers = measured(values, shared, lower)
+        if name == "fraction":
+            points.append({"fraction": key, "examples": float(sizes.mean()), **numbers})
+        else:
+            points.append({"most": key, "examples": float(sizes.mean()), **numbers})
         columns.append((np.full(len(values), key), sizes, values, shared))
     ids = [experiment.population.ids[c] for c in run.clients]
     stacked = [np.concatenate(column) for column in zip(*columns)]
-    table = {"client": ids * len(cuts), **dict(zip((name, "support_examples", "value", "shared"), stacked))}
+    table: Columns = {"client": ids * len(cuts), **dict(zip((name, "support_examples", "value", "shared"), stacked))}
     return {"points": points}, table

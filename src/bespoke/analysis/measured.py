@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from bespoke.experiment.choosing import Floats
+from bespoke.statistics.analyses import AnalysisNumbers, Measured
+from bespoke.storage import Columns
+
+Found = tuple[AnalysisNumbers, Columns]  # what an analysis returns: its numbers, and a table of clients
 
 
-def measured(values: Floats, shared: Floats, lower_is_better: bool) -> dict[str, Any]:
+def measured(values: Floats, shared: Floats, lower_is_better: bool) -> Measured:
     """Mean and spread over clients, clients hurt against the shared model, and quantiles of the change."""
     known = np.isfinite(values) & np.isfinite(shared)
     own, global_model = values[known], shared[known]

@@ -7,15 +7,17 @@ where there are groups, of other groups). A model that fits its client ever bett
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.measured import mean
+from bespoke.analysis.measured import Found, mean
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import Others
 from bespoke.experiment.choosing import Chosen, Floats, QueryScores
+from bespoke.plain import JsonObject
+from bespoke.statistics.analyses import AnalysisNumbers
 from bespoke.statistics.candidates import axes_of, named, settings_of
+from bespoke.storage import Columns
 
 
 def check_ood(run: Finished) -> None:
@@ -26,7 +28,7 @@ def check_ood(run: Finished) -> None:
         )
 
 
-def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def out_of_distribution(run: Finished, found: Candidates, rows: int) -> Found:
     """(numbers, table of clients) of own rows against others' rows."""
     names = found.names
     query, population, seed = run.experiment.split.test.query, run.experiment.population, run.experiment.seed
@@ -44,21 +46,21 @@ def out_of_distribution(run: Finished, found: Candidates, rows: int) -> tuple[di
     scores = {"own": found.query, **{name: QueryScores(run.clients, sums[name]) for name in parts}}
     values = {name: score.values(metric) for name, score in scores.items()}
     places = {"shared": Chosen(0, {}), "chosen": run.chosen()}
-    record = {
+    record: AnalysisNumbers = {
         "rows": len(parts["others"].rows) if "others" in parts else rows,
         "start": names[0],  # what "shared" is of: the model before personalization, or the largest cluster's
-        **{name: {part: mean(score.at(choice, metric)) for part, score in scores.items()}
-           for name, choice in places.items()},
+        "shared": {part: mean(score.at(places["shared"], metric)) for part, score in scores.items()},
+        "chosen": {part: mean(score.at(places["chosen"], metric)) for part, score in scores.items()},
         "axis": axes_of(names)[-1] if axes_of(names) else None,
         "curves": _curves(names, values),
     }  # fmt: skip
-    table: dict[str, Any] = {"client": [population.ids[c] for c in run.clients]}
+    table: Columns = {"client": [population.ids[c] for c in run.clients]}
     for part, score in scores.items():
         table |= {f"{name}_{part}": score.at(choice, metric) for name, choice in places.items()}
     return record, table
 
 
-def _curves(names: tuple[str, ...], values: dict[str, Floats]) -> list[dict[str, Any]]:
+def _curves(names: tuple[str, ...], values: dict[str, Floats]) -> list[JsonObject]:
     """A curve along the setting that changes fastest, for each combination of the others; the shared model is first."""
     axes = axes_of(names)
     if not axes:

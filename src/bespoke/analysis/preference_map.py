@@ -15,9 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bespoke.analysis.measured import Found
 from bespoke.analysis.reopened import DoesNotApply, Finished
 from bespoke.data.population import Population
 from bespoke.data.splits import Rows
+from bespoke.statistics.analyses import AnalysisNumbers
+from bespoke.storage import Columns
 from bespoke.tensors import Tree, leaves
 
 Floats = NDArray[np.float64]
@@ -82,7 +85,7 @@ class Preferences:
     names: list[str]  # of the contexts
     own: list[str]  # the context of most of each client's texts
 
-    def table(self, ids: Any) -> dict[str, Any]:
+    def table(self, ids: Any) -> Columns:
         """One row per user and context: its coordinates and its nearest neighbour."""
         columns: dict[str, list[Any]] = {name: [] for name in ("kind", "client", "context", "nearest", "x", "y")}
         users = [str(ids[int(client)]) for client in self.clients]
@@ -97,7 +100,7 @@ class Preferences:
             columns["nearest"] += [names[i] if i >= 0 else "" for i in nearest(points)]
             for axis, values in zip("xy", Plane.of(points).place(points).T):
                 columns[axis] += values.tolist()
-        return columns
+        return {**columns}
 
     def together(self) -> tuple[float | None, float | None]:
         """The share of users whose nearest neighbour has the same context, and the share expected of any other user."""
@@ -119,7 +122,7 @@ def check_map(run: Finished) -> None:
         raise DoesNotApply(f"--embeddings: no client of {run.path} has trained, so that none has an embedding")
 
 
-def preference_map(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
+def preference_map(run: Finished) -> Found:
     """(numbers, table of users and contexts)."""
     experiment = run.experiment
     clients, kept = run.kept("user")
@@ -128,7 +131,7 @@ def preference_map(run: Finished) -> tuple[dict[str, Any], dict[str, Any]]:
     own = own_contexts(experiment.population, experiment.split.train, clients)
     found = Preferences(clients, points_of(kept), contexts, names, own)
     same, chance = found.together()
-    record = {
+    record: AnalysisNumbers = {
         "map": "users and contexts", "users": len(clients), "contexts": names, "same": same, "chance": chance,
         "shown": {"users": sum(Plane.of(found.users).shares), "contexts": sum(Plane.of(contexts).shares)},
         "nearest_contexts": [names[i] if i >= 0 else "" for i in nearest(contexts)],

@@ -6,14 +6,13 @@ larger, and a client's change is that between its own and the shared model on th
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from bespoke.analysis.measured import measured
+from bespoke.analysis.measured import Found, measured
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.data.samples import FewerTests
 from bespoke.experiment.choosing import Chosen, QueryScores
+from bespoke.statistics.analyses import Measured
 
 
 def check_smaller(run: Finished) -> None:
@@ -24,9 +23,7 @@ def check_smaller(run: Finished) -> None:
         )
 
 
-def smaller_tests(
-    run: Finished, found: Candidates, fractions: tuple[float, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def smaller_tests(run: Finished, found: Candidates, fractions: tuple[float, ...]) -> Found:
     """(numbers, table of clients) with each fraction of the rows to be tested on."""
     experiment, clients = run.experiment, run.clients
     metric, lower, query = experiment.metric, experiment.lower_is_better, experiment.split.test.query
@@ -34,7 +31,8 @@ def smaller_tests(
     run.progress.begin(f"{run.name}: smaller tests", len(clients))
     parts = {f"{fraction:g}": cut for fraction, cut in cuts.items()}
     sums = run.scores(run.method, clients, experiment.split.test.support, dict(parts))
-    chosen, points, columns = run.chosen(), [], []
+    chosen, columns = run.chosen(), []
+    points: list[Measured] = []
     for fraction, cut in cuts.items():
         scores = QueryScores(clients, sums[f"{fraction:g}"])
         values, shared = (scores.at(choice, metric) for choice in (chosen, Chosen(0, {})))

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from bespoke.analysis.measured import mean, measured
+from bespoke.analysis.measured import Found, mean, measured
 from bespoke.analysis.reopened import Candidates, DoesNotApply, Finished
 from bespoke.errors import UserError, unknown
 from bespoke.experiment.choosing import Chosen, Floats
 from bespoke.experiment.typed import check_knobs
 from bespoke.method import Method
+from bespoke.plain import JsonObject
+from bespoke.statistics.analyses import AnalysisNumbers, Measured
 from bespoke.statistics.candidates import axes_of, named, settings_of
+from bespoke.storage import Columns
 
 MOST_CURVES = 8  # other settings that are also shown one by one
 
@@ -64,7 +67,7 @@ def _known(names: tuple[str, ...], axis: str | None) -> list[float]:
     return sorted({settings_of(name)[axis] for name in names if axis in settings_of(name)}) if axis else []
 
 
-def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def sweep(run: Finished, found: Candidates, text: str) -> Found:
     """(numbers, table of clients) for each value of a knob."""
     _, knob, values = parse_sweep(text)
     method, axis = run.method, _axis(found.names, knob)
@@ -72,7 +75,8 @@ def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], 
     sets = _candidate_sets(run, found, knob, axis, tuple(values or known), known)
     metric, lower = run.experiment.metric, run.experiment.lower_is_better
     shared = run.shared(found)
-    points, columns = [], []
+    points: list[Measured] = []
+    columns = []
     for value, made, scored in sets:
         allowed = _with(scored.names, axis, value) or run.allowed(made)
         picked = run.choice(scored, getattr(made, "choose", "global"), allowed)
@@ -81,12 +85,15 @@ def sweep(run: Finished, found: Candidates, text: str) -> tuple[dict[str, Any], 
         columns.append(scored.query.at(picked, metric))
     ids = [run.experiment.population.ids[c] for c in run.clients]
     labels = [str(value) for value, _, _ in sets]
-    table = {
+    table: Columns = {
         "client": ids * len(sets), "value": np.repeat(labels, len(ids)).tolist(), "metric": np.concatenate(columns),
         "shared": np.tile(shared, len(sets)),
     }  # fmt: skip
-    record = {"method": method.card.name, "knob": knob, "axis": axis or knob, "points": points}
-    return {**record, "curves": _curves(sets, axis, shared, metric, lower)}, table
+    record: AnalysisNumbers = {
+        "method": method.card.name, "knob": knob, "axis": axis or knob, "points": points,
+        "curves": _curves(sets, axis, shared, metric, lower),
+    }  # fmt: skip
+    return record, table
 
 
 def _candidate_sets(
@@ -117,24 +124,24 @@ def _with(names: tuple[str, ...], axis: str | None, value: Any) -> list[int]:
     return [k for k, name in enumerate(names) if f"{settings_of(name).get(axis, np.nan):g}" == f"{float(value):g}"]
 
 
-def _point(scored: Candidates, picked: Chosen, shared: Floats, metric: str, lower: bool) -> dict[str, Any]:
+def _point(scored: Candidates, picked: Chosen, shared: Floats, metric: str, lower: bool) -> Measured:
     validation = mean(scored.held_out.at(picked, metric)) if scored.held_out is not None else None
     return {**measured(scored.query.at(picked, metric), shared, lower), "validation": validation}
 
 
 def _curves(
     sets: list[tuple[Any, Method, Candidates]], axis: str | None, shared: Floats, metric: str, lower: bool
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """One curve for each combination of the other settings, without any choice, if there are few combinations."""
     if axis is None:
         return []
-    lines: dict[str, list[dict[str, Any]]] = {}
+    lines: dict[str, list[Measured]] = {}
     for value, _, scored in sets:
         for place in _with(scored.names, axis, value):
             settings = settings_of(scored.names[place])
             settings.pop(axis)
             if settings or not place:
-                point = {"value": value, **_point(scored, Chosen(place, {}), shared, metric, lower)}
+                point: Measured = {"value": value, **_point(scored, Chosen(place, {}), shared, metric, lower)}
                 lines.setdefault(named(settings), []).append(point)
     start = lines.pop("", [])  # the shared model is where every curve begins
     if not 1 < len(lines) <= MOST_CURVES:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from bespoke.plain import JsonObject, TomlTable
+from bespoke.records import StoppedStage
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Event:
     folder: Path
     label: str
     seed: int
-    config: dict[str, Any]  # the experiment with its defaults written out
+    config: TomlTable  # the experiment with its defaults written out
     metric: str
     lower_is_better: bool
     stage: int  # from 0
@@ -84,9 +86,9 @@ class CheckpointEvent(Event):
 class EndEvent(Event):
     """The end of a run, just before its result is written."""
 
-    result: dict[str, Any]  # what result.json will say, without the names of clients
+    result: JsonObject  # what result.json will say, without the names of clients
     scores: dict[str, float | None]  # means over clients on query rows, by metric; empty in tuning, which has none
-    stopped: tuple[dict[str, Any], ...]  # stages that a callback ended: stage, method, round, of, by, why
+    stopped: tuple[StoppedStage, ...]  # stages that a callback ended: stage, method, round, of, by, why
 
 
 class Callback:

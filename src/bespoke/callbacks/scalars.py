@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from bespoke.callbacks.callback import EndEvent, EvaluationEvent, RoundEvent
+from bespoke.plain import JsonObject
 
 
 def round_scalars(event: RoundEvent) -> dict[str, float]:
@@ -29,7 +29,7 @@ def final_scalars(event: EndEvent) -> dict[str, float]:
     return _finite(scores or {f"final/validation_{event.metric}": event.result.get("validation")})
 
 
-def flat(tables: dict[str, Any], before: str = "") -> dict[str, str | int | float | bool]:
+def flat(tables: JsonObject, before: str = "") -> dict[str, str | int | float | bool]:
     """Nested tables as names with dots; lists become text."""
     found: dict[str, str | int | float | bool] = {}
     for name, value in tables.items():
@@ -44,5 +44,5 @@ def flat(tables: dict[str, Any], before: str = "") -> dict[str, str | int | floa
     return found
 
 
-def _finite(values: dict[str, Any]) -> dict[str, float]:
+def _finite(values: JsonObject) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}

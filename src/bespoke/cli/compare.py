@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -14,6 +14,8 @@ from bespoke.cli.app import Address, Backend, Callbacks, Jobs, Json, NameClients
 from bespoke.cli.console import listed, show_report, this_command
 from bespoke.cli.output_folder import place, resumable
 from bespoke.errors import UserError, needs_extra
+from bespoke.plain import ByMethod, TomlTable
+from bespoke.records import AcceptanceRule
 
 
 @app.command()
@@ -234,7 +236,7 @@ def compare(
 
         chosen(device)  # before anything is read
     described = described_data(table, data, columns)
-    base: dict[str, Any] = {
+    base: TomlTable = {
         "data": described,
         "split": {"protocol": _named("protocol", protocol), **({"order": "time"} if time else {})},
         "model": {"name": model, **({} if loss is None else {"loss": loss})},
@@ -266,7 +268,7 @@ def compare(
         show_report([folder], folder / "report.html", as_json, name_clients)
 
 
-def _set(base: dict[str, Any], settings: list[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _set(base: TomlTable, settings: list[str] | None) -> tuple[ByMethod, ByMethod]:
     """Applies --set to an experiment. Returns the fixed knobs and the grids by method."""
     from bespoke.experiment.checks import check_compare
     from bespoke.experiment.reading import overridden
@@ -290,13 +292,13 @@ def _rounds(text: str) -> Any:
     return int(text)
 
 
-def _rule(text: str | None) -> dict[str, Any]:
+def _rule(text: str | None) -> AcceptanceRule:
     """Parses an acceptance rule: margin=0.02,min_examples=20."""
     from bespoke.experiment.stage import check_acceptance
 
     if text is None:
         return {}
-    rule: dict[str, Any] = {}
+    rule: TomlTable = {}
     for part in listed(text):
         name, _, value = part.partition("=")
         try:
@@ -304,18 +306,18 @@ def _rule(text: str | None) -> dict[str, Any]:
         except ValueError:
             raise UserError(f"--accept {text}: {part!r} is not of the form margin=0.02 or min_examples=20") from None
     check_acceptance(rule, "--accept")
-    return rule
+    return cast("AcceptanceRule", rule)
 
 
 EXAMPLES = {"privacy": "epsilon=8 or noise=1.1", "robust": "rule=krum or f=2", "attack": "kind=scale or clients=0.2",
             "secure": "sums=true or least=5"}  # fmt: skip
 
 
-def _terms(option: str, text: str) -> dict[str, Any]:
+def _terms(option: str, text: str) -> TomlTable:
     """Parses an option that stands for a table: epsilon=8,clip=1,adaptive=true."""
     import tomllib
 
-    terms: dict[str, Any] = {}
+    terms: TomlTable = {}
     for part in listed(text):
         name, equals, value = part.partition("=")
         if not equals:
@@ -327,7 +329,7 @@ def _terms(option: str, text: str) -> dict[str, Any]:
     return terms
 
 
-def described_data(table: Path | None, data: str | None, columns: dict[str, str | None]) -> dict[str, Any]:
+def described_data(table: Path | None, data: str | None, columns: dict[str, str | None]) -> TomlTable:
     """The [data] table for the options: a file and its columns, or a source."""
     given = [f"--{name}" for name, value in columns.items() if value is not None]
     if table is None:

@@ -2,19 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from rich.markup import escape
 from rich.table import Table
 
 from bespoke.errors import unknown
 from bespoke.imported import trust_named
+from bespoke.plain import ByMethod, Knobs, TomlTable
+from bespoke.records import MethodRecord
 from bespoke.registry import Registry
 from bespoke.terminal import Terminal
 
+Origin = TypedDict("Origin", {"from": str})  # the package that offers it; empty for bespoke's own
 
-def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
+
+class KnobFacts(TypedDict):
+    """A knob of a method. Names of a nested dataclass contain a dot."""
+
+    name: str
+    default: object
+    doc: str
+    bounds: dict[str, float]
+
+
+class MethodFacts(Origin, MethodRecord, total=False):
+    """A method; its name alone if another package offers it."""
+
+    knobs: list[KnobFacts]
+    kind: str  # "method", or what else another package offers
+
+
+class CountedTable(TypedDict):
+    """What the files of a source hold."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+class SourceFacts(Origin, total=False):
+    """A data source; its name alone if another package offers it."""
+
+    name: str
+    title: str
+    kind: str
+    clients: int
+    examples: int
+    task: str
+    group: str
+    licence: str
+    obtain: str
+    module: str
+    function: str
+    counts: str
+    options: Knobs
+    statistics: list[CountedTable]
+
+
+class MetricFacts(Origin, total=False):
+    """A metric; its name alone if another package offers it."""
+
+    name: str
+    task: str
+    better: str
+    kind: str
+
+
+class PresetFacts(TypedDict):
+    """A preset, with the methods that it is for."""
+
+    name: str
+    title: str
+    source: str
+    notes: list[str]
+    rounds: int | None
+    experiment: TomlTable
+    knobs: ByMethod
+    grid: ByMethod
+    best: ByMethod
+    entries: ByMethod
+    methods: list[str]
+    missing: list[str]  # of these, the methods that do not exist here
+
+
+def describe_methods(name: str | None = None) -> list[MethodFacts]:
     from bespoke.callbacks import CALLBACKS
     from bespoke.federation.cohorts import SAMPLERS
     from bespoke.methods import METHODS
@@ -27,32 +101,33 @@ def describe_methods(name: str | None = None) -> list[dict[str, Any]]:
         method = METHODS.find(name, "bespoke methods")
         own = METHODS.recorded(name, "bespoke methods")
         comes_from = "" if own in METHODS.built_in else own
-        return [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from}]  # as it is by default
+        return [
+            {**describe(method(NO_TASK)), "knobs": knobs(method), "from": comes_from, "kind": METHODS.kind}
+        ]  # as it is by default
     found = METHODS.built_in.values()
-    built_in = [{**describe(method(NO_TASK)), "knobs": knobs(method), "from": ""} for method in found]
-    return built_in + _others(METHODS) + _beside(OPTIMIZERS, SAMPLERS, CALLBACKS)
+    built_in: list[MethodFacts] = [
+        {**describe(method(NO_TASK)), "knobs": knobs(method), "from": "", "kind": METHODS.kind} for method in found
+    ]
+    for registry in (METHODS, OPTIMIZERS, SAMPLERS, CALLBACKS):  # no command of their own lists the last three
+        built_in += [{"name": name, "from": origin, "kind": registry.kind} for name, origin in _others(registry)]
+    return built_in
 
 
-def _others(registry: Registry[Any]) -> list[dict[str, Any]]:
+def _others(registry: Registry[Any]) -> list[tuple[str, str]]:
     """The names that other packages offer, with their origin. More detail would require importing them."""
-    return [{"name": name, "from": origin} for name, origin in registry.origins().items() if origin]
+    return [(name, origin) for name, origin in registry.origins().items() if origin]
 
 
-def _beside(*registries: Registry[Any]) -> list[dict[str, Any]]:
-    """What other packages offer of kinds that no command of their own lists."""
-    return [{**entry, "kind": registry.kind} for registry in registries for entry in _others(registry)]
-
-
-def _print_others(found: list[dict[str, Any]], console: Terminal) -> None:
+def _print_others(found: Sequence[MethodFacts | SourceFacts | MetricFacts], console: Terminal) -> None:
     for entry in found:
         if entry["from"]:
-            kind = f"{entry['kind']} " if "kind" in entry else ""
+            kind = f"{entry['kind']} " if entry.get("kind", "method") != "method" else ""
             console.print(f"{kind}{escape(entry['name'])}  from {escape(entry['from'])}", highlight=False)
 
 
-def knobs(kind: type) -> list[dict[str, Any]]:
-    """A dataclass's knobs: name, default, meaning, bounds. Names of a nested dataclass contain a dot."""
-    found: list[dict[str, Any]] = []
+def knobs(kind: type) -> list[KnobFacts]:
+    """A dataclass's knobs."""
+    found: list[KnobFacts] = []
     for entry in fields(kind):
         if entry.name == "task" or not entry.init:
             continue
@@ -69,7 +144,7 @@ def knobs(kind: type) -> list[dict[str, Any]]:
     return found
 
 
-def print_methods(found: list[dict[str, Any]]) -> None:
+def print_methods(found: list[MethodFacts]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("method", "what it does", "a client ends up with", "the server learns"):
         table.add_column(column, overflow="fold")
@@ -82,7 +157,7 @@ def print_methods(found: list[dict[str, Any]]) -> None:
     console.print("\n`bespoke methods NAME` describes one method in full, with its settings.", highlight=False)
 
 
-def learned(method: dict[str, Any]) -> str:
+def learned(method: MethodFacts) -> str:
     """What the server learns, derived from the fields that leave a client."""
     sums = "each group's sums of" if method["by_group"] else "sums of"
     kinds = {"EACH": "every client's", "SUM": sums, "COUNT": "a count of clients by"}
@@ -91,7 +166,7 @@ def learned(method: dict[str, Any]) -> str:
     return "; ".join(f"{kinds[kind]} {', '.join(names)}" for kind, names in found.items() if names) or nothing
 
 
-def hidden(method: dict[str, Any]) -> str:
+def hidden(method: MethodFacts) -> str:
     """How [privacy] can protect the method's messages."""
     each = [name for name, reveal in method["reveals"].items() if reveal == "EACH"]
     if not method["reveals"]:
@@ -103,7 +178,7 @@ def hidden(method: dict[str, Any]) -> str:
     return f"noise on {where}, on the client, or both"
 
 
-def hardened(method: dict[str, Any]) -> str:
+def hardened(method: MethodFacts) -> str:
     """How [robust] can protect the method, and what the server must see for it."""
     if not method["changes"]:
         sends = f"sends no change of a shared model ({', '.join(method['reveals'])})" if method["reveals"] else ""
@@ -119,7 +194,7 @@ def hardened(method: dict[str, Any]) -> str:
     )
 
 
-def aggregated(method: dict[str, Any]) -> str:
+def aggregated(method: MethodFacts) -> str:
     """The possible values of a stage's `aggregator`."""
     from bespoke.messages.robust.aggregator import Aggregator, ZeroAndClip
 
@@ -129,7 +204,7 @@ def aggregated(method: dict[str, Any]) -> str:
     return f"{knobs(Aggregator)[0]['doc']}; with tff-robust, sums of {added} also leave the clients"
 
 
-def print_method(method: dict[str, Any]) -> None:
+def print_method(method: MethodFacts) -> None:
     console = Terminal()
     console.print(f"[bold]{method['name']}[/bold]  {method['summary']}", highlight=False)
     console.print(f"[dim]{method['paper']}[/dim]\n", highlight=False)
@@ -162,30 +237,32 @@ def print_method(method: dict[str, Any]) -> None:
     console.print(table)
 
 
-def describe_sources(name: str | None = None) -> list[dict[str, Any]]:
+def describe_sources(name: str | None = None) -> list[SourceFacts]:
     from bespoke.data.partition import PARTITIONERS
     from bespoke.data.sources.registry import SOURCES, Source, source_options, source_statistics
 
-    def source_facts(source: Source, comes_from: str) -> dict[str, Any]:
+    def source_facts(source: Source, comes_from: str) -> SourceFacts:
         facts = {entry.name: getattr(source, entry.name) for entry in fields(source) if entry.name != "loader"}
-        return {**facts, "from": comes_from}
+        return cast(SourceFacts, {**facts, "from": comes_from})
 
     if name is None:
+        built_in = [source_facts(source, "") for source in SOURCES.built_in.values()]
+        offered: list[SourceFacts] = [{"name": name, "from": origin} for name, origin in _others(SOURCES)]
         return (
-            [source_facts(source, "") for source in SOURCES.built_in.values()]
-            + _others(SOURCES)
-            + _beside(PARTITIONERS)
+            built_in
+            + offered
+            + [{"name": name, "from": origin, "kind": PARTITIONERS.kind} for name, origin in _others(PARTITIONERS)]
         )
     if not SOURCES.knows(name):
         raise unknown("data source", name, SOURCES.origins())
     trust_named(name)
     own = SOURCES.recorded(name, "bespoke data")
     described = source_facts(SOURCES.find(own, "bespoke data"), "" if own in SOURCES.built_in else own)
-    counted = [asdict(table) for table in source_statistics(own)]
+    counted = [cast(CountedTable, asdict(table)) for table in source_statistics(own)]
     return [{**described, "options": source_options(own), "statistics": counted}]
 
 
-def print_sources(found: list[dict[str, Any]]) -> None:
+def print_sources(found: list[SourceFacts]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("data", "what", "clients", "examples", "kind"):
         table.add_column(column, overflow="fold", justify="right" if column in ("clients", "examples") else "left")
@@ -204,13 +281,14 @@ def print_sources(found: list[dict[str, Any]]) -> None:
     )
 
 
-def print_source(source: dict[str, Any]) -> None:
+def print_source(source: SourceFacts) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column(overflow="fold")
     known = ("task", "clients", "examples", "group", "licence", "obtain") if not source["from"] else ("from",)
+    said: Mapping[str, object] = source
     for name in ("name", "title", *known):
-        facts.add_row(name, escape(_count(source[name])) or "-")
+        facts.add_row(name, escape(_count(said[name])) or "-")
     options = ", ".join(f"{name} = {value!r}" for name, value in source["options"].items())
     facts.add_row("options", escape(options) or "-")
     console = Terminal()
@@ -224,7 +302,7 @@ def print_source(source: dict[str, Any]) -> None:
         console.print(table)
 
 
-def describe_metrics() -> list[dict[str, Any]]:
+def describe_metrics() -> list[MetricFacts]:
     from bespoke.models.language import LanguageModel
     from bespoke.models.own_metric import METRICS
     from bespoke.models.task import BaseTask, Classification, Regression
@@ -232,15 +310,15 @@ def describe_metrics() -> list[dict[str, Any]]:
     tasks: dict[str, type[BaseTask]] = {
         "regression": Regression, "classification": Classification, "language": LanguageModel,
     }  # fmt: skip
-    built_in = [
+    built_in: list[MetricFacts] = [
         {"name": name, "task": task, "better": "lower" if name in kind.lower_is_better else "higher", "from": ""}
         for task, kind in tasks.items()
         for name in kind.metrics
     ]
-    return built_in + _others(METRICS)
+    return built_in + [{"name": name, "from": origin} for name, origin in _others(METRICS)]
 
 
-def print_metrics(found: list[dict[str, Any]]) -> None:
+def print_metrics(found: list[MetricFacts]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("metric", "task", "better"):
         table.add_column(column)
@@ -252,18 +330,19 @@ def print_metrics(found: list[dict[str, Any]]) -> None:
     _print_others(found, console)
 
 
-def describe_presets() -> list[dict[str, Any]]:
+def describe_presets() -> list[PresetFacts]:
     from bespoke.experiment.presets import Preset, names
     from bespoke.methods import METHODS
 
     found = [Preset.read(name) for name in names()]
+    missing = {preset.name: [m for m in preset.methods() if m not in METHODS] for preset in found}
     return [
-        {**asdict(preset), "methods": preset.methods(), "missing": [m for m in preset.methods() if m not in METHODS]}
+        cast(PresetFacts, {**asdict(preset), "methods": preset.methods(), "missing": missing[preset.name]})
         for preset in found
     ]
 
 
-def print_presets(found: list[dict[str, Any]]) -> None:
+def print_presets(found: list[PresetFacts]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("preset", "what", "methods"):
         table.add_column(column, overflow="fold")

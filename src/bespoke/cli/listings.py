@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bespoke.cli.app import Json, app
 from bespoke.cli.console import print_json
 from bespoke.errors import UserError
+from bespoke.plain import TomlTable
 
 
 @app.command()
@@ -151,7 +152,7 @@ def _draw(name: str | None, columns: dict[str, str | None], as_json: bool) -> No
     print(f"Page: {page}")
 
 
-def _write_schema(described: dict[str, Any], path: Path) -> None:
+def _write_schema(described: TomlTable, path: Path) -> None:
     """Writes the schema of a table that the user declares public, using all of its rows."""
     from bespoke.experiment.checks import checked
     from bespoke.experiment.loading import load_population

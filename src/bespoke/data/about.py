@@ -8,7 +8,9 @@ keys that every source sets.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
+
+from bespoke.plain import JsonObject, TomlTable
 
 TaskName = Literal["regression", "classification", "language"]
 ColumnKind = Literal["number", "boolean", "category", "date", "text"]
@@ -80,7 +82,7 @@ class About(RoleFacts, total=False):
     numeric: list[bool]  # which features are numbers: these are standardized
     target: str
     standardize: Standardized
-    model: dict[str, Any]  # the model of the source's own paper: its name and options of [model]
+    model: TomlTable  # the model of the source's own paper: its name and options of [model]
     metric: str  # the metric if the experiment does not name one
 
     # -- rows of one kind -------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class About(RoleFacts, total=False):
     levels: list[str] | None  # the target's classes; None in a regression
     file: str
     aside: str  # the columns that are no features
-    schema: dict[str, Any]  # what the user declared
+    schema: JsonObject  # what the user declared
     pieces: list[str]  # all distinct words as they are written; word i has the id i + 1
     declared: list[str]  # the vocabulary, if the user declared it
     public: list[str]  # a vocabulary that is known without the data: all pieces of a public tokenizer
@@ -122,7 +124,7 @@ class About(RoleFacts, total=False):
     tfidf: WeighedWords
     learned: str  # what the source learned from clients without noise, in words
     unpaid: list[str]  # what was learned from clients without noise and is not declared public
-    release: dict[str, Any]  # what was released with noise (privacy/release.py)
+    release: JsonObject  # what was released with noise (privacy/release.py)
     statistics_floats: int  # numbers that each client sends for the statistics
     asked_floats: int  # of these, what a federation asked for before there was a run
     unit: float  # of a standardized target: y_original = y * unit + centre

@@ -6,7 +6,7 @@ In memory or mapped from disk it is the same object; opening a million clients r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Population:
     @classmethod
     def build(
         cls,
-        columns: dict[str, ArrayLike | Tensor],
+        columns: Mapping[str, ArrayLike | Tensor],
         client: ArrayLike,
         *,
         group: ArrayLike | None = None,

@@ -41,6 +41,7 @@ from bespoke.methods import METHODS
 from bespoke.models import build_task
 from bespoke.models.own_metric import METRICS
 from bespoke.models.task import BaseTask
+from bespoke.plain import TomlTable
 from bespoke.privacy.release import RELEASE
 from bespoke.privacy.settings import PrivacyConfig, check_fields
 
@@ -209,7 +210,7 @@ def transforms_of(config: TransformConfig) -> tuple[Transform, ...]:
     return (Compress(config.top_k, config.quantize), *clip)
 
 
-def resolved(config: ExperimentConfig) -> dict[str, Any]:
+def resolved(config: ExperimentConfig) -> TomlTable:
     """The configuration with its defaults written out, as in config.toml."""
     return config.model_dump(exclude_none=True, mode="json", by_alias=True)
 

@@ -22,8 +22,9 @@ from bespoke.errors import UserError
 from bespoke.experiment.experiment import Experiment
 from bespoke.experiment.typed import check_knobs
 from bespoke.imported import trust_named
+from bespoke.plain import Knobs, TomlTable
 
-Tables = dict[str, dict[str, Any]]
+Tables = dict[str, Knobs]
 
 
 def made(tables: Any, where: str) -> list[Callback]:
@@ -33,7 +34,7 @@ def made(tables: Any, where: str) -> list[Callback]:
     return [_made(name, knobs, f"{where}: {name}") for name, knobs in tables.items()]
 
 
-def check_callbacks(tables: dict[str, Any], where: str) -> None:
+def check_callbacks(tables: TomlTable, where: str) -> None:
     """Refuses wrong settings of bespoke's callbacks. Those of others are checked when they are made."""
     for name in tables:
         CALLBACKS.recorded(name, f"{where}: callbacks")  # or unknown
@@ -50,7 +51,7 @@ def _made(name: str, knobs: Any, where: str) -> Callback:
         raise UserError(f"{where}: {error}") from None
 
 
-def _checked(kind: type[Callback], knobs: Any, where: str) -> dict[str, Any]:
+def _checked(kind: type[Callback], knobs: Any, where: str) -> Knobs:
     """The settings of a callback of this kind."""
     if not isinstance(knobs, dict):
         raise UserError(f"{where} = {knobs!r}: a table of its settings, as in {{patience = 5}}; {{}} for none")
@@ -68,7 +69,7 @@ def name_of(callback: Callback) -> str:
     return built_in_names.get(kind) or CALLBACKS.recorded(kind, "callbacks")
 
 
-def _settings(callback: Callback) -> dict[str, Any]:
+def _settings(callback: Callback) -> Knobs:
     """The settings of a deciding callback, in TOML's types."""
     kind: Any = type(callback)
     made_by = kind.__dict__.get("__dataclass_params__")  # its own, because inherited ones miss new fields
@@ -95,8 +96,8 @@ def check_foreseen(experiment: Experiment, names: Iterable[str]) -> None:
         )
 
 
-def separated(raw: dict[str, Any], given: Iterable[Callback] = (), where: str = "callbacks") -> tuple[
-    dict[str, Any], list[Callback]
+def separated(raw: TomlTable, given: Iterable[Callback] = (), where: str = "callbacks") -> tuple[
+    Knobs, list[Callback]
 ]:  # fmt: skip
     """Returns the experiment with only its deciding callbacks, and the list of all callbacks, `given` included."""
     callbacks = [*made(trust_named(raw.get("callbacks", {})), where), *given]
@@ -111,7 +112,7 @@ def separated(raw: dict[str, Any], given: Iterable[Callback] = (), where: str = 
     return {**rest, **({"callbacks": deciding} if deciding else {})}, callbacks
 
 
-def with_options(raw: dict[str, Any], options: Iterable[str]) -> dict[str, Any]:
+def with_options(raw: TomlTable, options: Iterable[str]) -> TomlTable:
     """The experiment with the callbacks of the command line: "early-stop,patience=5"."""
     found: Tables = {}
     for option in options:

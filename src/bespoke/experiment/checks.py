@@ -30,10 +30,11 @@ from bespoke.experiment.variants import check_entries, labelled
 from bespoke.messages.robust.settings import check_attack, check_robust, equal_weights
 from bespoke.messages.secure.settings import check_secure
 from bespoke.methods import METHODS
+from bespoke.plain import TomlTable
 from bespoke.privacy.settings import check_privacy, check_robust_rule, uniform_weights
 
 
-def checked(raw: dict[str, Any], where: str) -> ExperimentConfig:
+def checked(raw: TomlTable, where: str) -> ExperimentConfig:
     """Validates an experiment; errors say what is wrong, where, and what is allowed."""
     check_numbers(raw, where)
     raw = recorded(_given(raw), where)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from bespoke.messages.robust.settings import AttackConfig, RobustConfig
 from bespoke.messages.secure.settings import SecureConfig
+from bespoke.plain import ByMethod, Knobs, TomlTable
 from bespoke.privacy.settings import PrivacyConfig
 
 MOST_SEEDS = 1000
@@ -69,7 +70,7 @@ class DataConfig(_Strict):
     schema_file: str | None = Field(
         default=None, alias="schema", description="a file that declares the table's columns, classes and ranges public"
     )
-    options: dict[str, Any] = Field(default={}, description="options of the source")
+    options: Knobs = Field(default={}, description="options of the source")
     standardize: Literal["global", "client", "none"] | None = Field(
         default=None, description="default: what the source advises"
     )
@@ -180,12 +181,12 @@ class ExperimentConfig(_Strict):
     privacy: PrivacyConfig | None = Field(default=None, description="clipping, noise and a budget; none without it")
     robust: RobustConfig | None = Field(default=None, description="how clients' changes become one; default: the mean")
     attack: AttackConfig | None = Field(default=None, description="clients that do harm, as part of the simulation")
-    callbacks: dict[str, Any] | None = Field(default=None, description="who is told of the run, or ends its stages")
+    callbacks: TomlTable | None = Field(default=None, description="who is told of the run, or ends its stages")
     secure: SecureConfig | None = Field(default=None, description="sums of masked messages; the server sees no others")
-    stage: list[dict[str, Any]] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
+    stage: list[TomlTable] = Field(min_length=1, description="[[stage]] method, rounds, and the method's knobs")
     _checked: tuple[Any, tuple[Any, ...]] = PrivateAttr(default=(None, ()))  # the stages, and what they were read as
 
-    def once_by_stage(self, read: Callable[[int, dict[str, Any]], T]) -> tuple[T, ...]:
+    def once_by_stage(self, read: Callable[[int, TomlTable], T]) -> tuple[T, ...]:
         """What `read` makes of each stage and its place. It is called once in a process; see stage.py."""
         stages, found = self._checked
         if stages is not self.stage:  # else a copy with other stages
@@ -209,10 +210,10 @@ class CompareConfig(_Strict):
     tune: bool = True
     preset: str | None = Field(default=None, description="where grid, knobs, entries, rounds come from if not given")
     tune_seeds: Any = Field(default=1, description="how many seeds a trial is run with, a list of them, or 'all'")
-    knobs: dict[str, dict[str, Any]] = Field(default={}, description="fixed knobs by method")
-    grid: dict[str, dict[str, Any]] = Field(default={}, description="knobs to try by method")
-    accept: dict[str, Any] = Field(default={}, description="when a client takes its model: min_examples, margin")
-    entries: dict[str, dict[str, Any]] = Field(
+    knobs: ByMethod = Field(default={}, description="fixed knobs by method")
+    grid: ByMethod = Field(default={}, description="knobs to try by method")
+    accept: TomlTable = Field(default={}, description="when a client takes its model: min_examples, margin")
+    entries: ByMethod = Field(
         default={}, description="methods in one setting each, by label: method, before (stages), rounds, knobs"
     )
 
@@ -220,7 +221,7 @@ class CompareConfig(_Strict):
 class TuneConfig(_Strict):
     """The [tune] table of an experiment file, for `bespoke tune`."""
 
-    space: dict[str, Any] = Field(default={}, description="what to try: lists, or {low, high, log} for Optuna")
+    space: Knobs = Field(default={}, description="what to try: lists, or {low, high, log} for Optuna")
     preset: str | None = Field(default=None, description="where the space comes from if none is given")
     seeds: Any = Field(default=1, description="how many seeds a trial is run with, or a list of them; the mean counts")
     optuna: bool = Field(default=False, description="search with Optuna's TPE instead of trying every combination")

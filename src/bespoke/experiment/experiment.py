@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from bespoke.messages.robust.settings import AttackConfig, RobustConfig
 from bespoke.messages.secure.settings import SecureConfig
 from bespoke.messages.transform import Transform
 from bespoke.method import Method, Setting
+from bespoke.plain import Knobs, TomlTable
 from bespoke.privacy.settings import PrivacyConfig, calibrated
 from bespoke.randomness import mix
 from bespoke.task import Task
@@ -62,7 +62,7 @@ class Experiment:
     metric: str
     seed: int = 0
     cohort: int = 100
-    sampling: dict[str, Any] = field(default_factory=dict)  # further arguments of Sampler
+    sampling: Knobs = field(default_factory=dict)  # further arguments of Sampler
     transforms: tuple[Transform, ...] = ()
     privacy: PrivacyConfig | None = None  # clipping and noise on messages, and the budget
     robust: RobustConfig | None = None  # the rule that aggregates changes, if not their mean
@@ -71,8 +71,8 @@ class Experiment:
     attackers: tuple[int, ...] = ()  # attacking clients, which are neither validated nor tested
     evaluate_every: int = 0  # rounds between two points of the learning curve; 0: first and last only
     watched: int = 200  # at most so many validation clients for the learning curve; the final choice uses all
-    engine: dict[str, Any] = field(default_factory=dict)  # kind, chunk, workers
-    config: dict[str, Any] = field(default_factory=dict)  # the content of config.toml; it names the stages in the cache
+    engine: Knobs = field(default_factory=dict)  # kind, chunk, workers
+    config: TomlTable = field(default_factory=dict)  # the content of config.toml; it names the stages in the cache
     earlier: tuple[Period, ...] = ()  # if rows change: the periods before the last, which is `population` and `split`
 
     @property
@@ -154,7 +154,7 @@ def engine_choice(experiment: Experiment, params: Params | None = None) -> Engin
     return choose(experiment.population, work, start, experiment.cohort, stages=methods, **engine)
 
 
-def stage_key(config: dict[str, Any], place: int) -> str:
+def stage_key(config: TomlTable, place: int) -> str:
     """The name of a trained stage: a digest of everything that it depends on. `config` is the resolved experiment.
 
     Noise that is calibrated to a budget also depends on the stages after it.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from bespoke.data.about import TextRule
 from bespoke.data.population import Population
 from bespoke.experiment.config import FEATURES, TEXT, DataConfig, ExperimentConfig
+from bespoke.plain import JsonObject
 
 
 def load_population(config: ExperimentConfig) -> Population:
@@ -43,7 +44,7 @@ def load_population(config: ExperimentConfig) -> Population:
     return load_source(data.source, **{**given, **data.options})
 
 
-def _own_tokens(pretrained: str) -> dict[str, Any]:
+def _own_tokens(pretrained: str) -> JsonObject:
     """The default tokenizer of texts for a pretrained model: its own, without an end token."""
     return {"tokenizer": "model", "pretrained": pretrained, "end": False} if pretrained else {}
 

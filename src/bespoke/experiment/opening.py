@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
 
 from bespoke.errors import UserError
 from bespoke.experiment.experiment import Experiment
 from bespoke.federation.opening import Opening
 from bespoke.federation.roster import Roster
 from bespoke.federation.work import ClientWork
+from bespoke.plain import Named
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.tensors import Params, zeros_like
 
@@ -35,7 +35,7 @@ def work_of(opening: Opening, experiment: Experiment) -> ClientWork:
     return replace(work, sample=opening.sample)
 
 
-def _gaussian(values: dict[str, Any]) -> Gaussian:
+def _gaussian(values: Named) -> Gaussian:
     adaptive = values.get("adaptive")
     try:
         made = {**values, "hidden": tuple(values["hidden"]), "counts": tuple(values["counts"])}

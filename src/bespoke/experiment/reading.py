@@ -10,6 +10,7 @@ from bespoke.errors import UserError
 from bespoke.experiment.checks import checked
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.imported import trust_named
+from bespoke.plain import TomlTable
 
 
 def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentConfig:
@@ -19,9 +20,9 @@ def read_config(path: Path, overrides: list[str] | None = None) -> ExperimentCon
     return checked(raw, str(path))
 
 
-def read_experiment(path: Path, overrides: list[str] | None = None) -> dict[str, Any]:
+def read_experiment(path: Path, overrides: list[str] | None = None) -> TomlTable:
     """Reads an experiment file and applies `--set key=value`, without checks. Code that it names is trusted."""
-    raw: dict[str, Any] = trust_named(overridden(read_toml(path), overrides))
+    raw: TomlTable = trust_named(overridden(read_toml(path), overrides))
     return raw
 
 
@@ -31,14 +32,14 @@ def read_recorded(folder: Path) -> ExperimentConfig:
     return checked(read_toml(path), str(path))
 
 
-def overridden(raw: dict[str, Any], overrides: list[str] | None) -> dict[str, Any]:
+def overridden(raw: TomlTable, overrides: list[str] | None) -> TomlTable:
     """The same tables with `--set key=value` applied, in place."""
     for override in overrides or []:
         _apply(raw, override)
     return raw
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> TomlTable:
     """Reads a TOML file; an error explains why it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -50,7 +51,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
+def _apply(raw: TomlTable, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(

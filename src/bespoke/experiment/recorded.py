@@ -16,6 +16,7 @@ from bespoke.methods.parts.server_optimizer import OPTIMIZERS
 from bespoke.models import OFFERED
 from bespoke.models.own_loss import LOSSES
 from bespoke.models.own_metric import METRICS
+from bespoke.plain import TomlTable
 from bespoke.registry import Registry
 
 # The places where an experiment names code: paths of keys; "*" is every table of a list.
@@ -31,7 +32,7 @@ _PLACES: tuple[tuple[tuple[str, ...], Registry[Any]], ...] = (
 _OPEN = (PARTITIONERS, OFFERED)
 
 
-def recorded(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def recorded(raw: TomlTable, where: str) -> TomlTable:
     """The same experiment with recorded names; an unknown name is refused."""
     for path, registry in _PLACES:
         raw = _with(raw, path, registry, where)

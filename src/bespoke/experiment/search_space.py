@@ -12,8 +12,9 @@ from bespoke.errors import UserError, unknown
 from bespoke.experiment.checks import checked
 from bespoke.experiment.config import ExperimentConfig
 from bespoke.methods import METHODS, label_of
+from bespoke.plain import JsonObject, Knobs, TomlTable
 
-KnobValues = dict[str, Any]  # knob, with dots -> value
+KnobValues = Knobs  # knob, with dots -> value
 TUNABLE = ("model", "cohort", "transform", "privacy")  # tables that may be tuned besides the methods' knobs
 
 
@@ -29,7 +30,7 @@ class Range:
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"low": self.low, "high": self.high, **({"log": True} if self.log else {})}
 
 
@@ -64,7 +65,7 @@ def _flat(table: Any, where: str, before: str = "") -> Iterator[tuple[str, Any]]
             yield f"{before}{name}", entry
 
 
-def _range(entry: dict[str, Any], where: str) -> Range:
+def _range(entry: JsonObject, where: str) -> Range:
     for name in entry:
         if name not in ("low", "high", "log"):
             raise unknown("key", name, ("low", "high", "log"), where)
@@ -93,7 +94,7 @@ def probes(space: Space) -> Iterator[KnobValues]:
         yield from ({key: value} for value in ([entry.low, entry.high] if isinstance(entry, Range) else entry))
 
 
-def merged(fixed: dict[str, Any], chosen: KnobValues) -> dict[str, Any]:
+def merged(fixed: Knobs, chosen: KnobValues) -> Knobs:
     """Fixed and chosen knobs together; a chosen `server.lr` is put into the table `server`."""
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}
     for name, value in chosen.items():
@@ -108,7 +109,7 @@ def merged(fixed: dict[str, Any], chosen: KnobValues) -> dict[str, Any]:
     return result
 
 
-def applied(raw: dict[str, Any], setting: KnobValues) -> dict[str, Any]:
+def applied(raw: TomlTable, setting: KnobValues) -> TomlTable:
     """An experiment with these values: `fedavg.lr` is a knob of the stage fedavg, `cohort.size` a key of a table."""
     result = {**raw, "stage": list(raw["stage"])}
     for key, value in setting.items():
@@ -123,7 +124,7 @@ def applied(raw: dict[str, Any], setting: KnobValues) -> dict[str, Any]:
     return result
 
 
-def stage_place(raw: dict[str, Any], name: str) -> int:
+def stage_place(raw: TomlTable, name: str) -> int:
     """The stage that a knob belongs to: by its method's name, or by its number if a method occurs twice."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if name.isdigit() and int(name) < len(methods):
@@ -142,14 +143,14 @@ def called(method: Any) -> Any:
     return label_of(method) if outside else method
 
 
-def check_space(raw: dict[str, Any], space: Space, where: str) -> ExperimentConfig:
+def check_space(raw: TomlTable, space: Space, where: str) -> ExperimentConfig:
     """Refuses a knob or a value that the experiment does not take, before any data are loaded."""
     for probe in probes(space):
         checked(applied(raw, probe), where)
     return checked(raw, where)
 
 
-def space_json(space: Space) -> dict[str, Any]:
+def space_json(space: Space) -> JsonObject:
     return {key: entry.to_json() if isinstance(entry, Range) else entry for key, entry in space.items()}
 
 

@@ -13,6 +13,7 @@ from bespoke.messages.robust.aggregator import NAME, Aggregator
 from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.methods.parts.schedule import Schedule
+from bespoke.plain import Knobs, TomlTable
 
 
 class StageSettings(NamedTuple):
@@ -22,7 +23,7 @@ class StageSettings(NamedTuple):
     rounds: int | str  # or "auto"
     accept: Acceptance | None  # when clients take their personal models
     aggregator: Aggregator | None  # how the mean of clients' changes is computed
-    knobs: dict[str, Any]
+    knobs: Knobs
 
 
 def stages_of(config: ExperimentConfig, where: str = "") -> tuple[StageSettings, ...]:
@@ -31,7 +32,7 @@ def stages_of(config: ExperimentConfig, where: str = "") -> tuple[StageSettings,
     return config.once_by_stage(lambda place, stage: check_stage(stage, f"{before}stage {place}"))
 
 
-def check_stage(stage: dict[str, Any], where: str) -> StageSettings:
+def check_stage(stage: TomlTable, where: str) -> StageSettings:
     """A stage's table, validated against the method's own dataclass."""
     knobs = dict(stage)
     name = knobs.pop("method", None)
@@ -67,7 +68,7 @@ def check_stage(stage: dict[str, Any], where: str) -> StageSettings:
     return StageSettings(name, rounds, accept, aggregator, checked)
 
 
-def _stepping(method: type[Method], knobs: dict[str, Any], rounds: int | str, where: str) -> dict[str, Any]:
+def _stepping(method: type[Method], knobs: Knobs, rounds: int | str, where: str) -> Knobs:
     """The knobs, with a schedule that knows the stage's rounds. Wrong combinations are refused."""
     try:
         if method.trains and isinstance(schedule := knobs.get("schedule"), Schedule):

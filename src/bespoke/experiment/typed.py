@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from bespoke.errors import UserError, unknown
+from bespoke.plain import Knobs
 
 SINGLE = 3.4028234e38  # the largest number of single precision
 
@@ -33,12 +34,12 @@ def _shortened(value: int) -> str:
     return str(value) if abs(value) < 10**40 else f"a number of {value.bit_length():,} bits"
 
 
-def check_knobs(kind: type, knobs: dict[str, Any], where: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
+def check_knobs(kind: type, knobs: Knobs, where: str, also: tuple[str, ...] = ()) -> Knobs:
     """Knobs of a dataclass as typed values; tables become nested dataclasses. `also`: further keys."""
     check_numbers(knobs, where)
     hints = get_type_hints(kind, include_extras=True)
-    settings: dict[str, Any] = {}
-    nested: dict[str, Any] = {}
+    settings: Knobs = {}
+    nested: Knobs = {}
     for entry in fields(kind):
         if entry.name == "task" or not entry.init:
             continue

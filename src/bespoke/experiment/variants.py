@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from bespoke.errors import UserError, unknown
 from bespoke.method import Method
 from bespoke.methods import METHODS
+from bespoke.plain import ByMethod, Knobs, TomlTable
 
 PREPARATION = 1 / 3  # share of the rounds of an entry whose method declares a preparation
 UNCOUNTED = 20  # rounds of preparation if the entry has rounds = "auto"
@@ -40,12 +40,12 @@ class Entry:
     label: str
     method: type[Method]
     named: str  # the method in experiment files
-    before: tuple[dict[str, Any], ...] | None = None  # earlier stages, instead of the method's own
+    before: tuple[TomlTable, ...] | None = None  # earlier stages, instead of the method's own
     follows: str | None = None  # the entry from whose model it starts, instead of the method's own
-    knobs: dict[str, Any] = field(default_factory=dict)  # fixed; `rounds` may be among them
+    knobs: Knobs = field(default_factory=dict)  # fixed; `rounds` may be among them
 
     @classmethod
-    def of(cls, label: str, entries: dict[str, dict[str, Any]]) -> Entry:
+    def of(cls, label: str, entries: ByMethod) -> Entry:
         """The entry of this label. A label that is not listed is a method with its defaults."""
         given = dict(entries.get(label, {"method": label}))
         named = METHODS.recorded(given.pop("method"), f"entry {label!r}")
@@ -64,15 +64,15 @@ class Entry:
             return self.follows
         return self.method.card.after if self.before is None else ""
 
-    def tried(self, grid: dict[str, dict[str, Any]], exact: bool = False) -> dict[str, Any]:
+    def tried(self, grid: ByMethod, exact: bool = False) -> Knobs:
         """The values to tune: the grid of the label, of the method, or the method's own, without fixed knobs."""
         own = self.method.card.tunes_exact if exact else self.method.card.tunes
-        found: dict[str, Any] = grid.get(self.label, grid.get(self.named, own))
+        found: Knobs = grid.get(self.label, grid.get(self.named, own))
         return {knob: values for knob, values in found.items() if knob not in self.knobs}
 
-    def stages(self, knobs: dict[str, Any], rounds: int | str) -> list[dict[str, Any]]:
+    def stages(self, knobs: Knobs, rounds: int | str) -> list[TomlTable]:
         """The entry's stages, earlier ones first; `rounds` is the default."""
-        own: dict[str, Any] = {
+        own: TomlTable = {
             "method": self.named,
             **({"rounds": rounds} if self.method.trains else {}),
             **knobs,
@@ -98,7 +98,7 @@ def title(method: type[Method]) -> str:
     return method.card.title or method.__name__
 
 
-def check_entries(entries: dict[str, dict[str, Any]], where: str, table: str = "compare.entries") -> None:
+def check_entries(entries: ByMethod, where: str, table: str = "compare.entries") -> None:
     """Labels that can be folders, methods that exist; knobs are checked with the experiment."""
     for label, given in entries.items():
         place = f"{where}: [{table}.{label}]"
@@ -119,7 +119,7 @@ def check_entries(entries: dict[str, dict[str, Any]], where: str, table: str = "
             raise UserError(f"{place}: {label!r} is the name of another method than {given['method']!r}; rename it")
 
 
-def labelled(table: dict[str, Any], where: str) -> dict[str, Any]:
+def labelled(table: TomlTable, where: str) -> TomlTable:
     """A [compare] table in which users' own methods are entries, under the names on their cards."""
     listed, entries = table.get("methods"), table.get("entries") or {}
     if not isinstance(listed, list | tuple) or not isinstance(entries, dict):
@@ -127,7 +127,7 @@ def labelled(table: dict[str, Any], where: str) -> dict[str, Any]:
     known = [n for n in listed if isinstance(n, str) and n not in METHODS.built_in and n not in entries]
     others = {name: METHODS.recorded(name, where) for name in known if METHODS.knows(name)}
     labels = {name: METHODS.find(named, where).card.name for name, named in others.items()}
-    added: dict[str, dict[str, Any]] = {}
+    added: ByMethod = {}
     for name, label in labels.items():
         taken = {**entries, **added}.get(label, {"method": others[name]})
         if not isinstance(taken, dict) or taken.get("method") != others[name]:
@@ -143,7 +143,7 @@ def labelled(table: dict[str, Any], where: str) -> dict[str, Any]:
     return {**table, **renamed, "methods": methods, "entries": {**added, **entries}}
 
 
-def _check_after(label: str, entries: dict[str, dict[str, Any]], place: str) -> None:
+def _check_after(label: str, entries: ByMethod, place: str) -> None:
     """Checks `after`: it names another entry or method, stands alone, and forms no cycle."""
     after = entries[label]["after"]
     if "before" in entries[label]:

@@ -30,6 +30,7 @@ from bespoke.federation.work import ClientWork
 from bespoke.messages.robust.exchange import Combined
 from bespoke.messages.transform import State
 from bespoke.method import Cohort, Method
+from bespoke.plain import Named
 from bespoke.tensors import Params, Tree, leaves, nbytes, stack, take, tree_map
 
 Ints = NDArray[np.int64]
@@ -56,7 +57,7 @@ class RoundResult:
     state: State = field(default_factory=dict)  # of the transforms, for the next round
     ruled: Combined | None = None  # what a robust rule did
     norms: dict[int, float] = field(default_factory=dict)  # of each client's change; only a simulation sees these
-    observed: dict[str, Any] = field(default_factory=dict)  # by the transforms, for the round's log
+    observed: Named = field(default_factory=dict)  # by the transforms, for the round's log
     secure: Secured | None = None  # what secure sums cost, and what they refused
 
 
@@ -273,7 +274,7 @@ class Engine:
         ruled = self._aggregated(cohort, clients, rows, shared) if self.work.holds and cohort.clients else None
         if ruled is not None:
             cohort = replace(cohort, sums=ruled.sums, each=ruled.each, clients=ruled.clients)
-        observed: dict[str, Any] = {}
+        observed: Named = {}
         for transform in reversed(self.work.transforms):
             observed |= transform.observe(cohort, state)
             cohort, state = transform.server(cohort, state, key)

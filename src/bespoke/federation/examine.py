@@ -13,6 +13,7 @@ from torch import Tensor
 from bespoke.federation.batches import Orders, StackedBatches
 from bespoke.method import Method
 from bespoke.models.task import joined
+from bespoke.plain import Named
 from bespoke.tensors import Params, Tree, stack, take
 
 Ints = NDArray[np.int64]
@@ -47,7 +48,7 @@ def scores(
     return {name: stack(values) for name, values in found.items()}
 
 
-def _judged(method: Method, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[dict[str, Any]]:
+def _judged(method: Method, models: Iterator[Any], parts: dict[str, Params]) -> Iterator[Named]:
     """The values that scores need of each candidate's outputs; large outputs are in memory for some rows at a time."""
     task, kind = method.task, type(method)
     if kind.predict is Method.predict and kind.outputs is Method.outputs:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from bespoke.devices import of_worker
 from bespoke.federation.work import Mode
+from bespoke.plain import JsonObject
 from bespoke.task import Gradient, Precision
 
 
@@ -43,5 +43,5 @@ class Choice:
         where += "" if self.device == "cpu" else f", on {self.device}"
         return f"{how}, {where} ({self.reason})"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return asdict(self)

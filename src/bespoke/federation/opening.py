@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from bespoke.plain import JsonObject, Named, TomlTable
 from bespoke.tensors import Tree
 
 
@@ -12,8 +12,8 @@ from bespoke.tensors import Tree
 class Opening:
     """Everything that a host needs to know of a stage, except its initial parameters, which travel beside it."""
 
-    config: dict[str, Any]  # of the experiment, as JSON; the receiver checks it again
+    config: TomlTable  # of the experiment, as JSON; the receiver checks it again
     stage: int
-    noise: dict[str, Any] | None = None  # values of the privacy transform, as the account chose them
+    noise: Named | None = None  # values of the privacy transform, as the account chose them
     sample: Tree = field(default_factory=dict)  # what a client receives in a first round, all zeros
-    learned: dict[str, Any] | None = None  # means and deviations of all places' rows, by column
+    learned: JsonObject | None = None  # means and deviations of all places' rows, by column

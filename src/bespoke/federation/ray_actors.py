@@ -23,6 +23,7 @@ from bespoke.federation.ray_cluster import Cluster, Node, set_up, setup, what_ha
 from bespoke.federation.remote import Remote
 from bespoke.federation.work import Mode
 from bespoke.federation.workers import Lending, Served
+from bespoke.plain import Named
 
 START_SECONDS = 300.0  # that a place may take until it is there, on a cluster that is busy
 SHARED = frozenset({"shared", "params", "work", "train", "support", "parts"})  # values that are the same everywhere
@@ -31,7 +32,7 @@ SHARED = frozenset({"shared", "params", "work", "train", "support", "parts"})  #
 class HostActor:
     """In a process of the cluster: a host, and its calls one by one."""
 
-    def begin(self, told: dict[str, Any], name: str, folder: str, mode: Mode) -> bytes:
+    def begin(self, told: Named, name: str, folder: str, mode: Mode) -> bytes:
         """Opens the population; `told`: what this process has to know of the one that asks, which calls it `name`."""
 
         def carry_out() -> None:

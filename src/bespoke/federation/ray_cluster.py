@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from bespoke import __version__
 from bespoke.errors import UserError, WorkerFailed, needs_extra
 from bespoke.imported import TRUST
+from bespoke.plain import Named
 
 PREFIX = "bespoke-ray-"
 CONNECT_SECONDS = 10.0  # that a cluster's head may take to answer
@@ -206,7 +207,7 @@ class Cluster:
         return made
 
 
-def setup() -> dict[str, Any]:
+def setup() -> Named:
     """What an actor has to know of this process before it can unpickle what it is sent."""
     import sys
 
@@ -214,7 +215,7 @@ def setup() -> dict[str, Any]:
     return {"version": __version__, "environment": told, "path": list(sys.path), "folder": os.getcwd()}
 
 
-def set_up(told: dict[str, Any]) -> None:
+def set_up(told: Named) -> None:
     """In an actor: find the same modules as the process that asks, and refuse another version."""
     import sys
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +14,7 @@ from bespoke.federation.engine import Choice, RoundResult
 from bespoke.messages.robust.settings import RobustConfig, shown
 from bespoke.messages.secure.settings import SecureConfig, masked
 from bespoke.method import Batching, Method
+from bespoke.records import LedgerLine
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Ledger:
     def round(
         self, stage: int, number: int, method: Method, draw: Draw | None, outcome: RoundResult | None,
         added: dict[str, Reveal] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> LedgerLine:  # fmt: skip
         """A line of the ledger; added: fields of transforms that leave clients besides the method's own."""
         contacted = len(draw.contacted) if draw else 0
         reported = len(draw.reported) if draw else 0
@@ -52,7 +52,7 @@ class Ledger:
             "revealed": seen if outcome else {},
         }
 
-    def statistics(self, floats: int, clients: int) -> dict[str, Any]:
+    def statistics(self, floats: int, clients: int) -> LedgerLine:
         """Common means and deviations of the features: every client sends sums and gets the result back."""
         return {
             "stage": None,
@@ -65,7 +65,7 @@ class Ledger:
             "revealed": {"feature sums": "SUM"} if floats else {},
         }
 
-    def personalization(self, method: Method, choice: Choice, sent: int, support: NDArray[np.int64]) -> dict[str, Any]:
+    def personalization(self, method: Method, choice: Choice, sent: int, support: NDArray[np.int64]) -> LedgerLine:
         """Making the personal models: each client fetches the `sent` bytes of the broadcast (if any) and adapts it."""
         batching = method.support_batching()
         passes = batching.epochs * batching.uses if not method.trains else 0

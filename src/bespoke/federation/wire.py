@@ -27,6 +27,7 @@ from bespoke.federation.calls import OPERATIONS, Call, Settle
 from bespoke.federation.opening import Opening
 from bespoke.federation.partial import Partial
 from bespoke.federation.roster import Roster
+from bespoke.plain import JsonObject
 from bespoke.storage import apart
 
 MAGIC, VERSION = b"BSPK", 1
@@ -104,7 +105,7 @@ def bound(value: Any, population: Population) -> Any:
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
-def _sealed(content: dict[str, Any], limit: int, what: str) -> bytes:
+def _sealed(content: JsonObject, limit: int, what: str) -> bytes:
     packer = _Packer()
     header = json.dumps({name: packer.down(value) for name, value in content.items()}, allow_nan=False).encode()
     arrays = save(apart(packer.arrays))
@@ -116,7 +117,7 @@ def _sealed(content: dict[str, Any], limit: int, what: str) -> bytes:
     return b"".join([begin, _digest(begin, rest, header, arrays), rest, header, arrays])
 
 
-def _opened(data: bytes, limit: int) -> dict[str, Any]:
+def _opened(data: bytes, limit: int) -> JsonObject:
     if len(data) > limit:
         raise WireError(f"a message of {len(data):,} bytes was refused: the limit is {limit:,}; raise the limit")
     view = memoryview(data)
@@ -278,7 +279,7 @@ class _Unpacker:
             raise WireError(f"the message holds {len(self.arrays)} arrays that its header does not name")
 
 
-def _roster(found: dict[str, Any]) -> Roster:
+def _roster(found: JsonObject) -> Roster:
     roster = Roster(**found)
     _check(roster.ids, "texts", "a roster's ids")
     _check(roster.groups, "texts", "a roster's groups")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from bespoke.messages.robust.exchange import Rule
 from bespoke.messages.secure.settings import SecureConfig
 from bespoke.messages.transform import Transform
 from bespoke.method import Method, Setting
+from bespoke.plain import TomlTable
 from bespoke.task import Gradient, Precision
 from bespoke.tensors import Params, Tree, take
 
@@ -35,7 +35,7 @@ class Mode:
 class Described:
     """An experiment's configuration as JSON, and the number of a stage."""
 
-    config: dict[str, Any]
+    config: TomlTable
     stage: int
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -158,15 +158,27 @@ class _Whole:
         return torch.stack([voice.logits(row)[-1] for voice, row in zip(self.voices, self.seen)])
 
 
-def finished(lines: Sequence[Line], pieces: Iterator[Piece]) -> list[dict[str, Any]]:
+class Written(TypedDict):
+    """A text, and whose model wrote it."""
+
+    user: str | None  # None: the shared model
+    voice: str
+    context: str | None
+    prompt: str
+    number: int  # of the texts from this prompt
+    text: str
+    tokens: int
+
+
+def finished(lines: Sequence[Line], pieces: Iterator[Piece]) -> list[Written]:
     """Written lines as records."""
-    records = [
+    records: list[Written] = [
         {"user": line.voice.user or None, "voice": line.voice.kind, "context": line.voice.context or None,
          "prompt": line.prompt, "number": line.number, "text": "", "tokens": 0}
         for line in lines
     ]  # fmt: skip
     for piece in pieces:
         record = records[piece.line]
-        record["text"] = str(record["text"]) + piece.text
+        record["text"] += piece.text
         record["tokens"] = piece.tokens
     return records

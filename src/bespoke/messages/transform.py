@@ -8,7 +8,6 @@ its own message only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from bespoke.declarations import Reveal
 from bespoke.errors import UserError
 from bespoke.method import Cohort, Method
+from bespoke.plain import Named
 from bespoke.tensors import Tree
 
 State = dict[str, float]  # what a transform keeps on the server from round to round and sends to all clients
@@ -63,7 +63,7 @@ class Transform:
     def client(self, sent: Outgoing) -> Outgoing:
         return sent
 
-    def observe(self, cohort: Cohort, state: State) -> dict[str, Any]:
+    def observe(self, cohort: Cohort, state: State) -> Named:
         """Numbers for the round's log, from the sums before `server` and the state of the round."""
         return {}
 

@@ -16,13 +16,13 @@ The server has to see every client's change (EACH). A stage of group-fl after it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Needs, Reveal, Sent
+from bespoke.declarations import Needs, Observed, Reveal, Sent
 from bespoke.method import Cohort, Setting, knob
 from bespoke.methods.parts.grouped import FoundGroups, Grouped
 from bespoke.tensors import Params, Tree, scale, tree_map, without_buffers
@@ -96,7 +96,7 @@ class ClusteredFL(FoundGroups, Grouped):
             server["params"] = tree_map(lambda leaf: leaf[[1, 1]], server["params"])
         return server
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         numbers = {name: float(server[name]) for name in ("mean_norm", "max_norm")}
         return {**super().observe(server, cohort), **numbers}
 

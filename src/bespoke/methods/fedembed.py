@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Sent
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Observed, Sent
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.parts.assignment import (
     ByKind,
@@ -157,7 +157,7 @@ class FedEmbed(SharedModel):
             leaves |= {name: leaves[name][heirs] for name in HEADS}  # moments move with their heads
         return {**new, **grown}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         return self.heads.observe(cohort)
 
     # -- the client ----------------------------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Choosing, Handoff, Nothing, Reveal, Sent
+from bespoke.declarations import Card, Choosing, Handoff, Nothing, Observed, Reveal, Sent
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.parts.client_optimizer import adam_start, adam_step
 from bespoke.methods.parts.contexts import AVERAGE, Average, occurring, spread, step_contexts, used_by
@@ -90,7 +90,7 @@ class FedPC(LocalAdam):
         params = {"contexts": contexts, "anybody": anybody}
         return {"params": params, "optimizer": {"contexts": state, "anybody": other}}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         return used_by(cohort.sums["uses"])
 
     # -- the client ----------------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Reveal, Sent
+from bespoke.declarations import Observed, Reveal, Sent
 from bespoke.method import Batches, Cohort, Setting, knob
 from bespoke.methods.parts.contexts import AVERAGE, Average, occurring, spread, step_contexts, used_by
 from bespoke.methods.parts.local_head import LocalHead
@@ -59,7 +59,7 @@ class FedPCSplit(LocalHead):
         )
         return {"params": contexts, "optimizer": optimizer}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         return used_by(cohort.sums["uses"])
 
     # -- the client ----------------------------------------------------------------------------------------------------

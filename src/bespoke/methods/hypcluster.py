@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Choosing, Handoff, Needs, One, Reveal, Sent, Stacked
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Observed, One, Reveal, Sent, Stacked
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.ensemble import Ensemble
 from bespoke.methods.fedavg import FedAvg
@@ -187,7 +187,7 @@ class HypCluster(Ensemble):
         states = tree_map(lambda leaf, new: leaf.index_copy(0, torch.tensor([vacant]), new[None]), states, fresh)
         return {**server, "params": own, "optimizer": {**server["optimizer"], "own": states}}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         clients = server["count"].clamp(min=0).round().int().tolist()  # noise may make them negative
         return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
 

@@ -34,7 +34,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Choosing, Needs, Reveal, Sent
+from bespoke.declarations import Card, Choosing, Needs, Observed, Reveal, Sent
 from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
 from bespoke.methods.parts.mixed_posterior import (
     TINY,
@@ -270,7 +270,7 @@ class Mixed(Method):
         level = guarded and stepped and new["likelihood"] < server["likelihood"] + 0.1 * NOTHING * damp
         return {**new, "good": now, "settled": (change < enough) & still | level}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         """The coefficients, how they vary, and the shares of the variance: what the report shows."""
         if self._classes() > 2:
             return {"likelihood": float(server["likelihood"])}

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Reveal, Sent
+from bespoke.declarations import Card, Choosing, Handoff, Needs, Nothing, Observed, Reveal, Sent
 from bespoke.method import Batches, Batching, Cohort, Setting, knob
 from bespoke.methods.fedavg import FedAvg
 from bespoke.methods.parts.heads import body_and_head
@@ -115,7 +115,7 @@ class PFedKM(FedAvg):
             "cluster": server["cluster"].index_copy(0, clients, places), "count": (members > 0).sum(1).float(),
         }  # fmt: skip
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         clients = server["count"].int().tolist()
         return {"clients": clients, "largest_share": max(clients) / max(sum(clients), 1)}
 

@@ -43,12 +43,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Choosing, Needs, Reveal, Sent
+from bespoke.declarations import Card, Choosing, Needs, Observed, Reveal, Sent
 from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
 from bespoke.methods.parts.client_optimizer import ClientOptimizer
 from bespoke.methods.parts.descend import descend
@@ -178,7 +178,7 @@ class SelfFL(Method):
         """The factor of a sample variance of so many models."""
         return models if self.variances == "scatter" else 1.0
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         return {name: float(server[name]) for name in ("between", "total", "counted")}
 
     # -- the client ----------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ is as many times Self-FL's as there are clusters. By uncertainty, the server lea
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Needs, Reveal, Sent
+from bespoke.declarations import Needs, Observed, Reveal, Sent
 from bespoke.method import Batches, Cohort, Setting, knob
 from bespoke.methods.self_fl import TINY, SelfFL
 from bespoke.tensors import Params, Tree, add, add_scaled, scale, stack, subtract, tree_map
@@ -119,7 +119,7 @@ class ClusteredSelfFL(SelfFL):
         rank = own.argsort(stable=True).argsort()
         return {"own": own, "member": rank * len(server["weights"]) // max(len(own), 1)}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         seen = int((server["weights"] > 0).sum())
         return {**super().observe(server, cohort), "clusters_seen": seen}
 

@@ -10,12 +10,11 @@ result is the model that all rows in one place would give, which FedAvg approach
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Needs, Reveal, Sent
+from bespoke.declarations import Card, Needs, Observed, Reveal, Sent
 from bespoke.method import Batches, Batching, Cohort, Method, Setting, knob
 from bespoke.methods.parts.solved import WHOLE
 from bespoke.tensors import Params, Tree
@@ -95,7 +94,7 @@ class Shared(Method):
         params = self.task.linear().replaced(server["params"], v)
         return {**server, "params": params, "at": v, "length": length, "settled": torch.tensor(done)}
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         return {"objective": float(server["objective"])}
 
 

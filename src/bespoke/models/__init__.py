@@ -36,6 +36,7 @@ from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
 from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer
 from bespoke.models.word_vectors import SentimentLSTM
+from bespoke.plain import Knobs
 from bespoke.registry import Registry
 from bespoke.tensors import Params
 
@@ -200,7 +201,7 @@ def _fitting(about: About) -> str:
     return fitting[about.get("input", "table")]
 
 
-def _check_options(name: str, options: dict[str, Any]) -> None:
+def _check_options(name: str, options: Knobs) -> None:
     """Refuses an option that the model does not have, or a value that it cannot take."""
     kind: Any = _KINDS.get(name, Linear)
     known = ["l2", *(entry.name for entry in fields(kind) if entry.name not in GIVEN)]
@@ -221,7 +222,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
             raise UserError(f"[model] of {name!r}: {option} = {value!r}: it has to be {wanted}")
 
 
-def _network(name: str, about: About, inputs: int, outputs: int, options: dict[str, Any]) -> Network:
+def _network(name: str, about: About, inputs: int, outputs: int, options: Knobs) -> Network:
     try:
         if name in ("linear", "logistic", "svm"):
             return Linear(inputs, outputs, **options)

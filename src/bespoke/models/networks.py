@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bespoke.plain import JsonObject
 from bespoke.tensors import Params
 
 
@@ -28,7 +29,7 @@ class Network:
         """Its name in reports."""
         return type(self).__name__
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """Everything needed to make it again, as JSON."""
         known: Any = self  # subclasses are dataclasses
         return {"name": type(self).__name__, **asdict(known)}

@@ -16,6 +16,7 @@ from bespoke.models.fast.token_loss import head_words
 from bespoke.models.frozen import NOTHING, FrozenLM
 from bespoke.models.language import LanguageModel
 from bespoke.models.task import RAREST, ROOM, cut
+from bespoke.plain import Knobs
 from bespoke.tensors import Params
 
 
@@ -152,9 +153,9 @@ class PrefixLM(LanguageModel):
         return super().row_values(outputs, self.scored_rows(batch), metric)
 
 
-def prefix_task(about: About, safe: bool, options: dict[str, Any]) -> PrefixLM:
+def prefix_task(about: About, safe: bool, options: Knobs) -> PrefixLM:
     """The task of a frozen model by the options of [model]: pretrained, given, l2, adapt; rank, alpha of adapters."""
-    known: dict[str, Any] = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0, "adapt": "prefix"}
+    known: Knobs = {"pretrained": "", "given": PrefixLM.given, "l2": 0.0, "adapt": "prefix"}
     if options.get("adapt") == "lora":
         known |= {"rank": 8, "alpha": 16.0}
     for option in options:

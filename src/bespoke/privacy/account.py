@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,13 +31,14 @@ from bespoke.federation.cohorts import SAMPLERS, Sampler, SideBySide
 from bespoke.messages.compress import Compress
 from bespoke.messages.transform import State, Transform
 from bespoke.method import Cohort
+from bespoke.plain import JsonObject, Named
 from bespoke.privacy.accountant import ADJACENCY, Spent, calibrated, finite, gaussian_epsilon, library
 from bespoke.privacy.attempts import Attempts, Made, note, run_name
 from bespoke.privacy.gaussian import Adaptive, Gaussian
 from bespoke.privacy.release import NOTHING, Learned
 from bespoke.privacy.settings import PrivacyConfig
 from bespoke.privacy.tally import VIEWS, StagePlan, Tally, expected_size, sampling_of
-from bespoke.records import PrivacyRecord, PrivacyView
+from bespoke.records import NoiseLine, PrivacyRecord, PrivacyView, SettledNoise, SpentLine
 from bespoke.storage import write_text
 from bespoke.tensors import Tree, leaves
 
@@ -136,7 +137,7 @@ class Account:
         delta: float = max(len(self.base.train.clients), 2) ** -1.1
         return delta
 
-    def _settle(self) -> dict[str, Any]:
+    def _settle(self) -> SettledNoise:
         """Chooses noise multipliers and the cohorts' key, once at the beginning of a run."""
         path = self.folder / "privacy.json"
         if path.exists():
@@ -144,24 +145,25 @@ class Account:
             found = read_json(path, unknown)
             if missing := [name for name in ("noise", "local_noise", "delta", "cohorts") if name not in found]:
                 raise UserError(f"{path} is damaged (it has no {missing[0]!r}); {unknown}")
-            return found
+            return cast(SettledNoise, found)
         for place in range(len(self.plans)):
             self._affordable_at_all(place)
         hidden_cohorts = self.secret and self.kind != "known"
-        settled = {
+        settled: SettledNoise = {
             "noise": self.privacy.noise, "local_noise": self.privacy.local_noise, "delta": self.delta,
             "cohorts": secrets.randbits(62) if hidden_cohorts else None,
         }  # fmt: skip
         if settled["noise"] is None and not self.local:
             settled["noise"] = "auto"
-        for name in ("noise", "local_noise"):
-            if settled[name] == "auto":
-                settled[name] = self._calibrated(name, settled)
+        if settled["noise"] == "auto":
+            settled["noise"] = self._calibrated("noise", settled)
+        if settled["local_noise"] == "auto":
+            settled["local_noise"] = self._calibrated("local_noise", settled)
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(sealed(settled), indent=1))
         return settled
 
-    def _calibrated(self, name: str, settled: dict[str, Any]) -> float:
+    def _calibrated(self, name: str, settled: SettledNoise) -> float:
         assert self.privacy.epsilon is not None
         if not any(plan.method.trains and plan.rounds for plan in self.plans):
             return 1.0  # clients send nothing
@@ -192,7 +194,7 @@ class Account:
         return counts
 
     # -- what acts on messages -------------------------------------------------------------------------------------
-    def gaussian(self, place: int, settled: dict[str, Any] | None = None) -> Gaussian:
+    def gaussian(self, place: int, settled: SettledNoise | Named | None = None) -> Gaussian:
         privacy, noise = self.privacy, settled or self.settled
         uplink = reveals(self.plans[place].method.uplink)
         counts = tuple(name for name, reveal in uplink.items() if reveal is Reveal.COUNT)
@@ -311,7 +313,7 @@ class Account:
         return dict(zip(VIEWS, self._so_far.spent()))
 
     # -- stages that several runs share ------------------------------------------------------------------------------
-    def _terms(self, place: int) -> dict[str, Any]:
+    def _terms(self, place: int) -> Named:
         """Everything besides its cache key that a stage's noise and sampling depend on."""
         return {"sampling": self.kind, **self._made(place)._asdict()}
 
@@ -347,21 +349,24 @@ class Account:
         return Reveal.EACH in reveals(self.plans[place].method.uplink).values()
 
     # -- in words --------------------------------------------------------------------------------------------------
-    def line(self, place: int, number: int, state: State) -> dict[str, Any]:
+    def line(self, place: int, number: int, state: State) -> SpentLine:
         """Privacy numbers for a round's log: epsilons so far (null: infinite), and the clipping bound."""
         spent = self.spent(place, number)
         found = {view: finite(s.epsilon(self.delta, self.privacy.accountant)) for view, s in spent.items()}
-        return {**found, "delta": self.delta, **({"bound": state["bound"]} if "bound" in state else {})}
+        line: SpentLine = {"released": found["released"], "messages": found["messages"], "delta": self.delta}
+        if "bound" in state:
+            line["bound"] = state["bound"]
+        return line
 
-    def noise(self, place: int, state: State) -> dict[str, Any]:
+    def noise(self, place: int, state: State) -> NoiseLine:
         """Noise numbers for the ledger: the clipping norm, and the deviation of the noise by field."""
         ours = self.gaussian(place)
         bound = ours.bound if isinstance(ours.bound, dict) else ours.limit(state)
         return {"clip": bound, "client": ours.deviations(state, "client"), "sum": ours.deviations(state, "sum")}
 
-    def note(self, line: dict[str, Any]) -> str:
+    def note(self, line: SpentLine) -> str:
         """The text of the progress bar for a round's line."""
-        epsilon = line[self.counted]
+        epsilon = line["released"] if self.counted == "released" else line["messages"]
         return f"epsilon {'infinite' if epsilon is None else f'{epsilon:.3g}'} at delta {self.delta:.2g}"
 
     def statement(self) -> PrivacyRecord:
@@ -405,6 +410,6 @@ class Account:
         }  # fmt: skip
 
 
-def _shared(stage: Path) -> dict[str, Any]:
+def _shared(stage: Path) -> JsonObject:
     """How a cached stage was made, and by which run."""
     return dict(json.loads((stage / "privacy.json").read_text(encoding="utf-8")))

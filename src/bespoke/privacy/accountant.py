@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError, needs_extra
+from bespoke.records import SpentRecord
 
 Participation = Literal["poisson", "fixed", "known"]
 ACCOUNTANTS = ("pld", "rdp")
@@ -123,7 +124,7 @@ class Spent:
         squared = self.squared_mu + sum(z**-2 for z in noises if self.kind == "known")
         return replace(self, rounds=rounds, squared_mu=squared, releases={}), lost
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SpentRecord:
         return {
             "kind": self.kind, "rounds": [[rate, z, n] for (rate, z), n in self.rounds.items()],
             "squared_mu": self.squared_mu if math.isfinite(self.squared_mu) else None, "why": list(self.why),
@@ -131,7 +132,7 @@ class Spent:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Spent:
+    def from_json(cls, found: SpentRecord) -> Spent:
         squared = math.inf if found["squared_mu"] is None else found["squared_mu"]
         rounds = {(float(rate), float(z)): int(n) for rate, z, n in found["rounds"]}
         releases = {name: (float(z), float(delta)) for name, (z, delta) in found.get("releases", {}).items()}

@@ -6,11 +6,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bespoke.privacy.accountant import Spent, finite
 from bespoke.privacy.attempts import adopted, run_name
-from bespoke.records import PrivacyCost, PrivacyRecord
+from bespoke.records import PrivacyCost, PrivacyRecord, SpentRecord
 
 
 def together(paths: Sequence[Path]) -> PrivacyCost:
@@ -35,7 +34,7 @@ def together(paths: Sequence[Path]) -> PrivacyCost:
     return {**known, "epsilon": finite(total.epsilon(delta, accountant)), "why": list(total.why)}
 
 
-def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[dict[str, Any]]:
+def _released(paths: Sequence[Path], statements: list[PrivacyRecord]) -> list[SpentRecord]:
     """The cost of runs, in which a stage that others adopted counts once."""
     here, parts, shared = set(map(run_name, paths)), [], {}
     for path, statement in zip(paths, statements):

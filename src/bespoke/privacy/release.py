@@ -27,7 +27,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +38,7 @@ from bespoke.data.tables.features import LEVELS
 from bespoke.data.tables.schema import Column, Schema, Statistics, Target
 from bespoke.digests import sealed
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 from bespoke.privacy.accountant import Participation, Spent
 from bespoke.storage import write_text
 
@@ -60,7 +60,7 @@ class Release:
     noise: float
     delta: float
     statistics: Statistics
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     notes: list[str] = field(default_factory=list)
     floats: int = 0  # numbers that a client sent, at most
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from bespoke.declarations import Reveal, reveals
 from bespoke.errors import UserError
 from bespoke.messages.robust.settings import SEE_EACH, RobustConfig
+from bespoke.plain import TomlTable
 
 if TYPE_CHECKING:
     from bespoke.method import Method
@@ -68,7 +69,7 @@ class PrivacyConfig(BaseModel):
         return STATISTICS if self.statistics is None else self.statistics
 
 
-def calibrated(privacy: dict[str, Any]) -> bool:
+def calibrated(privacy: TomlTable) -> bool:
     """Whether noise is calibrated to the budget, so that it depends on all planned rounds; `privacy` as in the file."""
     noise = privacy.get("noise"), privacy.get("local_noise")
     return "auto" in noise or noise == (None, None)
@@ -124,7 +125,7 @@ def check_fields(privacy: PrivacyConfig, methods: Sequence[Method]) -> None:
             )
 
 
-def uniform_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]]) -> dict[str, Any]:
+def uniform_weights(stage: TomlTable, kinds: Mapping[str, type[Method]]) -> TomlTable:
     """A stage with the defaults of private runs: clients weigh alike, because their sizes are data too.
 
     A mixed model is estimated from moments, whose size clipping can bound.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bespoke.plain import Named
 from bespoke.report.analysis_figures import (
     choosers_figure,
     clusters_figure,
@@ -28,7 +29,7 @@ MOST_CLIENTS = 50  # that are named in a table
 
 def analysis_parts(
     study: RunSet, table: pd.DataFrame, summary: Summary, styles: dict[str, Style]
-) -> tuple[dict[str, Figure], dict[str, Any]]:
+) -> tuple[dict[str, Figure], Named]:
     """(figures, what motley.html.jinja tells around them)."""
     titles = {method.label: method.title for method in summary.methods}
     analyses = [a for a in read_analyses([run.folder for run in study.runs]) if a.metric == summary.metric]
@@ -89,12 +90,12 @@ def analysis_parts(
     return figures, about
 
 
-def _by_client(analysis: Analysis) -> list[dict[str, Any]]:
+def _by_client(analysis: Analysis) -> list[Named]:
     """The table of clients averaged over seeds; none where clients are many."""
     import pandas as pd
 
     found = pd.concat([pd.read_parquet(path) for path in analysis.tables if path.exists()] or [pd.DataFrame()])
     if found.empty or found["client"].nunique() > MOST_CLIENTS:
         return []
-    rows: list[dict[str, Any]] = found.groupby("client", as_index=False).mean().to_dict("records")
+    rows: list[Named] = found.groupby("client", as_index=False).mean().to_dict("records")
     return rows

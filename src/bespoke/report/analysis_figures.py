@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from bespoke.randomness import generator
-from bespoke.report.figures import MANY_POINTS, Figure, Style, axis, escaped, example_ticks, theme
+from bespoke.report.figures import MANY_POINTS, Figure, Style, Trace, axis, escaped, example_ticks, theme
 from bespoke.statistics.analyses import Analysis, starts_untrained
 from bespoke.statistics.clusters import Clusters
 from bespoke.statistics.formatting import jsonable, metric_name
@@ -49,7 +48,7 @@ def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Sty
     }
 
 
-def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str) -> list[dict[str, Any]]:
+def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str) -> list[Trace]:
     alone = sum(bool(analysis.record["curves"]) for analysis in drawn) == 1  # then colours tell its curves apart
     traces = []
     for analysis in drawn:
@@ -74,18 +73,19 @@ def _ood_curves(drawn: Sequence[Analysis], titles: dict[str, str], styles: Style
 
 def _ood_points(
     analyses: Sequence[Analysis], drawn: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str
-) -> list[dict[str, Any]]:
+) -> list[Trace]:
     """The shared model, once, and what each method has chosen; few of them have their names beside them."""
     start = sorted(drawn, key=lambda analysis: not analysis.record["curves"])[:1]  # where the curves begin
     beside = len(analyses) <= 4
     kinds = (("shared", start), ("chosen", analyses))
-    across = [analysis.record[kind]["own"] for kind, which in kinds for analysis in which]
+    across = [a.record["shared"]["own"] for a in start] + [a.record["chosen"]["own"] for a in analyses]
     known = [value for value in across if value is not None]
     middle = (min(known) + max(known)) / 2 if known else 0.0
     traces = []
     for kind, which in kinds:
         for analysis in which:
-            at, shared = analysis.record[kind], kind == "shared"
+            shared = kind == "shared"
+            at = analysis.record["shared"] if shared else analysis.record["chosen"]
             if at["own"] is None or at[part] is None:
                 continue
             name = "shared model" if shared else titles[analysis.label]
@@ -192,7 +192,7 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
     drawn = record["curves"] or [{"name": "the rest chosen on validation rows", "points": record["points"]}]
     found = []
     for key, title, factor in (("mean", f"mean {metric}", 1.0), ("hurt", "clients hurt", 100.0)):
-        traces: list[dict[str, Any]] = []
+        traces: list[Trace] = []
         for place, line in enumerate(drawn):
             points = [p for p in line["points"] if p[key] is not None]
             colour = style.colour if not record["curves"] else PALETTE[place % len(PALETTE)]
@@ -203,7 +203,7 @@ def sweep_figures(analysis: Analysis, styles: Styles) -> tuple[Figure, Figure]:
                 "marker": {"size": 8}, "showlegend": bool(record["curves"]),
                 "hovertemplate": "%{y:.4g}" + (" %" if key == "hurt" else ""),
             })  # fmt: skip
-        y_axis: dict[str, Any] = {"zeroline": False}
+        y_axis: Trace = {"zeroline": False}
         beyond = 0
         means = [p["mean"] for line in drawn for p in line["points"] if p["mean"] is not None]
         if key == "mean" and means:

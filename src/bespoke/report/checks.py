@@ -61,7 +61,7 @@ def concerns(study: RunSet, summary: Summary, table: pd.DataFrame) -> list[Conce
     return sorted(found, key=lambda concern: concern.severity != "serious")
 
 
-def _checked(check: dict[str, Any], named: bool) -> Concern:
+def _checked(check: dict[str, str], named: bool) -> Concern:
     """What a check of the data found."""
     severity: Severity = "serious" if check.get("severity") == "serious" else "note"
     example = f" For example {check['example']}." if named and check.get("example") else ""

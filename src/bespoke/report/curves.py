@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from bespoke.report.figures import Figure, Style, axis, escaped, theme
+from bespoke.records import RoundLine
+from bespoke.report.figures import Figure, Style, Trace, axis, escaped, theme
 from bespoke.report.summary import COLLAPSED, Summary
 from bespoke.statistics.folders import RunSet, numbered
 from bespoke.statistics.formatting import jsonable, metric_name
@@ -18,7 +18,7 @@ MOST_ROUNDS = 400  # points of a line of rounds
 
 def curve_figure(study: RunSet, summary: Summary, styles: dict[str, Style], against: str) -> Figure:
     """The validation metric during training: the mean over seeds, and between which values the seeds lie."""
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     most = max((method.cost.bytes for method in summary.methods if method.cost), default=0.0)
     unit, scale = next(((name, by) for name, by in (("GB", 1e9), ("MB", 1e6)) if most >= by), ("kB", 1e3))
     for method in summary.methods:
@@ -61,7 +61,7 @@ def curve_figure(study: RunSet, summary: Summary, styles: dict[str, Style], agai
     }
 
 
-def _curve(lines: Sequence[dict[str, Any]], metric: str) -> dict[int, tuple[float, float]]:
+def _curve(lines: Sequence[RoundLine], metric: str) -> dict[int, tuple[float, float]]:
     """Round, counted through all stages -> (bytes moved by a client so far, validation metric)."""
     curve: dict[int, tuple[float, float]] = {}
     moved = 0.0
@@ -76,7 +76,7 @@ def _curve(lines: Sequence[dict[str, Any]], metric: str) -> dict[int, tuple[floa
 
 def clusters_figure(study: RunSet, summary: Summary, styles: dict[str, Style]) -> Figure:
     """The share of the largest cluster in every round, a line for each seed (Motley, Figure 6a)."""
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     for method in summary.methods:
         style = styles[method.label]
         named = False

@@ -7,12 +7,12 @@ contexts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from bespoke.plain import JsonObject
 from bespoke.report.figures import Figure, axis, escaped, theme
-from bespoke.statistics.analyses import Analysis, in_words
+from bespoke.statistics.analyses import Analysis, AnalysisRecord, in_words
 
 MOST_GROUPS = 20  # in a figure
 PALETTE = ("m1", "m2", "m3", "m4", "m5", "m6")
@@ -24,7 +24,7 @@ MOST_NAMES = 60  # written beside their points; more are told when pointed at
 
 def embedding_parts(
     analyses: Sequence[Analysis], titles: dict[str, str], named: bool = True
-) -> tuple[dict[str, Figure], list[dict[str, Any]]]:
+) -> tuple[dict[str, Figure], list[JsonObject]]:
     """(figures, what embeddings.html.jinja tells around them)."""
     figures: dict[str, Figure] = {}
     entries = []
@@ -45,7 +45,7 @@ def embedding_parts(
     return figures, entries
 
 
-def confusion_figure(record: dict[str, Any]) -> Figure:
+def confusion_figure(record: AnalysisRecord) -> Figure:
     """Groups down, guesses across: the part of a group's clients in each cell."""
     counts = np.array(record["counts"], dtype=float)[:MOST_GROUPS, :MOST_GROUPS]
     part = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -97,7 +97,7 @@ def _maps(analysis: Analysis, named: bool) -> tuple[Figure, Figure]:
     return users_figure(rows, analysis.record["contexts"] or [], named), contexts_figure(rows)
 
 
-def users_figure(rows: Sequence[dict[str, Any]], contexts: Sequence[str], named: bool) -> Figure:
+def users_figure(rows: Sequence[JsonObject], contexts: Sequence[str], named: bool) -> Figure:
     """Users' embeddings in the plane, a colour for the context of most of their texts; without names if not `named`."""
     found = [row for row in rows if row["kind"] != "context"]
     shown = [name for name in contexts if any(row["context"] == name for row in found)] or [""]
@@ -111,7 +111,7 @@ def users_figure(rows: Sequence[dict[str, Any]], contexts: Sequence[str], named:
     return _plane(traces, "embeddings of users in the plane of their largest variance", len(shown) > 1)
 
 
-def contexts_figure(rows: Sequence[dict[str, Any]]) -> Figure:
+def contexts_figure(rows: Sequence[JsonObject]) -> Figure:
     """Contexts' embeddings in the plane, in the colours of their users."""
     found = [row for row in rows if row["kind"] == "context"]
     few = len(found) <= MOST_NAMES
@@ -119,7 +119,7 @@ def contexts_figure(rows: Sequence[dict[str, Any]]) -> Figure:
     return _plane(traces, "embeddings of contexts in the plane of their largest variance", False)
 
 
-def _points(rows: Sequence[dict[str, Any]], place: int, context: str, name: str, written: bool) -> Figure:
+def _points(rows: Sequence[JsonObject], place: int, context: str, name: str, written: bool) -> Figure:
     """Points of one colour; `name` is the column of what they are called, empty if they are not named."""
     names = [escaped(str(row[name])) if name else "a user" for row in rows]
     near = [f"<br>nearest: {escaped(str(row['nearest']))}" if name and row["nearest"] else "" for row in rows]

@@ -17,7 +17,8 @@ from bespoke.report.summary import BEFORE, MethodSummary, Summary
 from bespoke.statistics.clients import Cells, Floats
 from bespoke.statistics.formatting import jsonable, metric_name
 
-Figure = dict[str, Any]
+Figure = dict[str, Any]  # a specification of Plotly, as JSON
+Trace = Figure  # a part of one: a trace, an axis, a layout
 
 MOST_DRAWN = 20_000  # clients in a figure; the numbers are always of all
 MOST_GROUPS = 30
@@ -94,12 +95,12 @@ def _over_seeds(values: Floats) -> Floats:
     return means
 
 
-def theme(name: str, alpha: float = 1) -> dict[str, Any]:
+def theme(name: str, alpha: float = 1) -> Trace:
     """A colour of the page's theme. It is an object, because a string in a figure may be a user's."""
     return {"theme": name, **({"alpha": alpha} if alpha < 1 else {})}
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> Trace:
     return {"title": {"text": title}, "automargin": True, **more}
 
 
@@ -130,7 +131,7 @@ def _range(
     return jsonable(bounds, 5), int(((numbers < bounds[0]) | (numbers > bounds[1])).sum())
 
 
-def _customdata(drawn: Drawn, *more: str) -> dict[str, Any]:
+def _customdata(drawn: Drawn, *more: str) -> Trace:
     return {"zip": ["client", "examples", *(["group"] if "group" in drawn.columns else []), *more]}
 
 
@@ -152,7 +153,7 @@ def clients_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> 
         return {}
     points = "scattergl" if drawn.clients * len(methods) > MANY_POINTS else "scatter"
     name = metric_name(summary.metric)
-    traces: list[dict[str, Any]] = []
+    traces: list[Trace] = []
     for row, (label, title) in enumerate(methods):
         colour = styles[label].colour if label in styles else "m0"
         known = drawn.values[label][np.isfinite(drawn.values[label])]
@@ -227,7 +228,7 @@ def change_figure(drawn: Drawn, summary: Summary, styles: dict[str, Style]) -> F
     }  # fmt: skip
 
 
-def example_ticks(low: int, high: int) -> dict[str, Any]:
+def example_ticks(low: int, high: int) -> Trace:
     """A logarithmic axis where the clients differ much, with whole numbers on it."""
     if low < 1 or high < 8 * low:
         return {}
@@ -236,7 +237,7 @@ def example_ticks(low: int, high: int) -> dict[str, Any]:
     return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,}" for tick in ticks]}
 
 
-def _sides(summary: Summary, far: float) -> dict[str, Any]:
+def _sides(summary: Summary, far: float) -> Trace:
     """The side of zero where clients are hurt is tinted; both are named, in corners that sorted curves leave free."""
     lower = summary.lower_is_better
     tint = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 0, "y1": far if lower else -far,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bespoke.records import LedgerLine
 from bespoke.report.summary import Summary
 from bespoke.statistics import clients as over
 from bespoke.statistics.clients import ALL, Floats, OverSeeds, cells
@@ -138,12 +139,13 @@ def costs(study: RunSet) -> dict[str, ClientCost]:
     return {label: sorted(each, key=lambda cost: cost.sent)[len(each) // 2] for label, each in found.items()}
 
 
-def client_cost(lines: Sequence[dict[str, Any]], model: int, clients: int | Mapping[int, int]) -> ClientCost:
+def client_cost(lines: Sequence[LedgerLine], model: int, clients: int | Mapping[int, int]) -> ClientCost:
     """From the ledger's lines; `clients`: how many share in the rounds (of each stage, where these differ)."""
     delivered = sent = 0.0
     epochs: float | None = 0.0
     for line in lines:
-        if line.get("round") is None:
+        passes: float | None
+        if line.get("round") is None or line["stage"] is None:
             passes = line.get("epochs", 0)
         elif not line.get("contacted"):
             continue

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from bespoke.records import PrivacyCost, PrivacyRecord, PrivacyView
+from bespoke.records import PrivacyCost, PrivacyRecord, PrivacyView
 from bespoke.statistics.folders import RunSet
 
 ASIDE = (
@@ -15,13 +13,25 @@ ASIDE = (
 )
 
 
-def guarantees(study: RunSet) -> list[dict[str, Any]]:
+class GuaranteeRow(PrivacyRecord):
+    """A method's guarantee as the page shows it."""
+
+    label: str
+    epsilon: str
+    seen: str  # the epsilon of messages
+    bounds: str
+    why: list[str]
+    runs: int
+    with_tuning: str
+
+
+def guarantees(study: RunSet) -> list[GuaranteeRow]:
     """A row for each method that ran under privacy: the weakest of its seeds, and what its tuning adds."""
     found: dict[str, list[PrivacyRecord]] = {}
     for run in study.runs:
         if run.result.get("privacy"):
             found.setdefault(run.label, []).append(run.result["privacy"])
-    rows = []
+    rows: list[GuaranteeRow] = []
     for label, statements in found.items():
         worst = max(statements, key=_loss)
         cost = study.entry(label).get("tuning_cost") or {}

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bespoke.plain import Named
 from bespoke.records import MethodRecord
 from bespoke.report.checks import Concern
 from bespoke.report.summary import MethodSummary, Summary
@@ -94,7 +95,7 @@ def motley_lines(study: RunSet, table: pd.DataFrame, summary: Summary, found: Se
 
 def _of_method(
     study: RunSet, table: pd.DataFrame, summary: Summary, method: MethodSummary,
-    expected: dict[str, Any], found: Sequence[Concern],
+    expected: Named, found: Sequence[Concern],
 ) -> list[TableLine]:  # fmt: skip
     entry = study.entry(method.label)
     kind = str(entry.get("name") or method.label)
@@ -141,9 +142,7 @@ def _of_method(
     return lines
 
 
-def _mean_and_spread(
-    line: Any, what: str, mean: OverSeeds, deviation: OverSeeds, paper: dict[str, Any]
-) -> list[TableLine]:
+def _mean_and_spread(line: Any, what: str, mean: OverSeeds, deviation: OverSeeds, paper: Named) -> list[TableLine]:
     return [
         line(what.format(" mean"), ours=mean, paper=paper.get("mean"), paper_spread=paper.get("sd_seeds")),
         line(what.format(" std"), ours=deviation, paper=paper.get("sd_clients"),
@@ -152,7 +151,7 @@ def _mean_and_spread(
 
 
 def _clustering(
-    line: Any, table: pd.DataFrame, method: MethodSummary, entry: MethodRecord, paper: dict[str, Any]
+    line: Any, table: pd.DataFrame, method: MethodSummary, entry: MethodRecord, paper: Named
 ) -> list[TableLine]:
     found = clusters_of(table[table["method"] == method.label])
     if not found:

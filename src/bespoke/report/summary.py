@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from bespoke.plain import Knobs
 from bespoke.report.best import BestBy
 from bespoke.statistics.acceptance import Accepted
 from bespoke.statistics.clients import OverSeeds
@@ -52,7 +53,7 @@ class MethodSummary:
     against: Against | None
     cost: Cost | None
     groups: list[GroupNumbers]
-    chosen: dict[str, Any]
+    chosen: Knobs
     revealed: dict[str, str]  # field that leaves the client -> what the server learns of it
     excluded: dict[str, int]  # client -> rounds in which its update was not finite
     undefined: int  # client results, (seed, client) cells, in which it diverged; then the mean is infinite

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 from bespoke.rescoring.nbest import Hypotheses
 from bespoke.rescoring.wer import errors, words_of
 from bespoke.statistics.significance import Interval, bootstrap_means, percentile_interval
@@ -96,7 +97,7 @@ class System:
     difference: float | None = None  # of the word error rates: this one minus that of the recogniser
     difference_interval: Interval | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {name: value for name, value in asdict(self).items() if name != "places"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bespoke.errors import UserError, unknown
+from bespoke.plain import JsonObject
 from bespoke.randomness import text_key, uniform
 
 SPLITS = ("validation", "test")
@@ -33,7 +34,7 @@ class Hypotheses:
         drawn = float(uniform("rescoring", text_key(self.id)))
         return self.split or ("validation" if drawn < VALIDATION else "test")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         given = {"client": self.client, "group": self.group, "split": self.split, "reference": self.reference}
         hypotheses = [{"text": text, "score": score} for text, score in zip(self.texts, self.scores)]
         return {"id": self.id, **{k: v for k, v in given.items() if v}, "hypotheses": hypotheses}
@@ -60,7 +61,7 @@ def read_nbest(path: Path, client: str | None = None) -> list[Hypotheses]:
     return list(found.values())
 
 
-def _parsed(line: str, where: str) -> dict[str, Any]:
+def _parsed(line: str, where: str) -> JsonObject:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -70,7 +71,7 @@ def _parsed(line: str, where: str) -> dict[str, Any]:
     return entry
 
 
-def _utterance(entry: dict[str, Any], where: str, client: str | None) -> Hypotheses:
+def _utterance(entry: JsonObject, where: str, client: str | None) -> Hypotheses:
     for name in entry:
         if name not in FIELDS:
             raise unknown("field", name, FIELDS, where)

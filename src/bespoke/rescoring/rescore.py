@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 from bespoke.rescoring.interpolation import ORACLE, Plan, Rescored, Tunable
 from bespoke.rescoring.language import Level, RunLanguage
 from bespoke.rescoring.nbest import Hypotheses
@@ -42,13 +43,13 @@ def of_run(run: RunLanguage, model: Level | Literal["all"]) -> dict[str, tuple[R
     return {model: (run, model)}
 
 
-def described(result: Rescored, about: dict[str, Any]) -> dict[str, Any]:
+def described(result: Rescored, about: JsonObject) -> JsonObject:
     """What rescore.json says."""
     systems = [system.to_json() for system in result.systems]
     return {**about, "formula": FORMULA, "utterances": result.counts(), "systems": systems, "notes": result.notes}
 
 
-def write(result: Rescored, about: dict[str, Any], folder: Path) -> dict[str, Any]:
+def write(result: Rescored, about: JsonObject, folder: Path) -> JsonObject:
     """Write rescore.json and chosen.jsonl: what each system chose of every utterance."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []

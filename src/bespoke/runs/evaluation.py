@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,17 @@ from bespoke.tensors import Tree
 Ints = NDArray[np.int64]
 AnyScores = ValidationScores | SupportScores | QueryScores
 Scored = Support | Validation | Query
-Point = dict[str, dict[str, float | None]]  # of the learning curve
 ONE_BY_ONE = 16  # clients per call if they are run one by one
 SCORES: dict[str, type[AnyScores]] = {"support": SupportScores, "query": QueryScores}  # all others: ValidationScores
 HALVES = ("first half", "second half")  # of the validation rows
 MOST_VALUES = 2**25  # limit of (query rows x candidates) for keeping values by row
+
+
+class Point(TypedDict, total=False):
+    """A point of the learning curve."""
+
+    validation: dict[str, float | None]  # by metric
+    watched: dict[str, float | None]  # by client, where rows change
 
 
 @dataclass(frozen=True)

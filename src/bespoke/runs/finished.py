@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from bespoke.federation.host import Host
 from bespoke.federation.work import ClientWork, Mode
 from bespoke.methods.parts.grouped import stacked
 from bespoke.randomness import mix
+from bespoke.records import ChoicesRecord
 from bespoke.runs.folder import RunFolder
 from bespoke.tensors import Params, Tree, take, tree_map
 
@@ -108,13 +108,13 @@ def personal_model(folder: RunFolder, experiment: Experiment, client: int) -> tu
     return Models(folder, experiment).personal(client)
 
 
-def read_choices(run: Path) -> dict[str, Any]:
+def read_choices(run: Path) -> ChoicesRecord:
     """Reads which candidate clients use: the common one, and the choices of clients that chose for themselves."""
     path = run / "choices.json"
     try:
         choices = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(choices["default"], int) and isinstance(choices["own"], dict):
-            read: dict[str, Any] = choices
+            read: ChoicesRecord = choices
             return read
         problem: object = "it does not say who uses which model"
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bespoke.digests import (
@@ -37,7 +38,8 @@ from bespoke.digests import (
 )
 from bespoke.errors import UserError
 from bespoke.federation.segments import read_segment
-from bespoke.records import RESULT_FORMAT, RunRecord
+from bespoke.plain import JsonObject
+from bespoke.records import RESULT_FORMAT, LedgerLine, RoundLine, RunRecord
 from bespoke.storage import open_arrays, settle, write_arrays, write_text
 from bespoke.tensors import Tree, flatten, unflatten
 
@@ -127,14 +129,22 @@ class RunFolder:
             lock.release()
 
     # -- logs ----------------------------------------------------------------------------------------------------------
-    def append(self, log: str, entry: dict[str, Any]) -> None:
+    def append(self, log: str, entry: Mapping[str, object]) -> None:
         if log not in self._logs:
             self._logs[log] = open(self.path / log, "ab", buffering=0)  # noqa: SIM115  (lives as long as the folder)
         line = f"{json.dumps(entry)}\n".encode()
         while line:  # unbuffered, so that a kill loses nothing; a full disk may accept only a part
             line = line[self._logs[log].write(line) :]
 
-    def read_log(self, log: str) -> list[dict[str, Any]]:
+    @overload
+    def read_log(self, log: Literal["rounds.jsonl"]) -> list[RoundLine]: ...
+    @overload
+    def read_log(self, log: Literal["ledger.jsonl"]) -> list[LedgerLine]: ...
+    def read_log(self, log: str) -> Any:
+        return self.log_lines(log)
+
+    def log_lines(self, log: str) -> list[JsonObject]:
+        """The lines of any log."""
         path = self.path / log
         if not path.exists():
             return []
@@ -326,7 +336,7 @@ class RunFolder:
             )
         return cast(RunRecord, check_seal(result, path, advice))
 
-    def write_table(self, name: str, columns: dict[str, Any]) -> None:
+    def write_table(self, name: str, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
         import pyarrow
         from pyarrow import parquet
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bespoke.data.population import Population
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 from bespoke.randomness import text_key
 from bespoke.storage import write_text
 
@@ -34,7 +34,7 @@ def marked(folder: Path, client: str) -> bool:
     return key_of(client) in _read(folder).get("keys", [])
 
 
-def mark(folder: Path, client: str, receipt: dict[str, Any] | None = None) -> None:
+def mark(folder: Path, client: str, receipt: JsonObject | None = None) -> None:
     """Notes that a client is forgotten here; the receipt says what was done, without the client's id."""
     about, key = _read(folder), key_of(client)
     about["keys"] = [*(k for k in about.get("keys", []) if k != key), key]
@@ -56,7 +56,7 @@ def _keys(folder: Path) -> list[str]:
     return [*_read(folder).get("keys", []), *_read(comparison).get("keys", [])]
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> JsonObject:
     path = folder / NAME
     if not path.exists():
         return {}

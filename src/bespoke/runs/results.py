@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 
 from bespoke.experiment.choosing import Acceptance, Chosen, ValidationScores
 from bespoke.experiment.experiment import Experiment
-from bespoke.records import PrivacyRecord, RunRecord
+from bespoke.records import AcceptedRecord, ChosenRecord, PrivacyRecord, RoundLine, RuledRecord, RunRecord
 from bespoke.runs.evaluation import Final, json_number
 from bespoke.runs.excerpts import example_sentences, keeps_texts, typical_words
 from bespoke.runs.folder import RunFolder
-from bespoke.storage import write_text
+from bespoke.storage import Columns, write_text
 from bespoke.tensors import Params, Tree, count
 
 Ints = NDArray[np.int64]
@@ -62,7 +61,7 @@ class Results:
     def _clients(self, served: Ints | None) -> None:
         query, own, picked = self.final.query, self.final.own, self.final.picked
         clients, names = query.clients, self._names
-        table: dict[str, Any] = {
+        table: Columns = {
             **described(self.experiment, clients),
             "candidate": [names[k] for k in picked.of(clients)],
             **({} if served is None else {"served": [found_group(row) for row in served[clients]]}),
@@ -75,7 +74,7 @@ class Results:
             table[f"baseline_{metric}"] = query.at(Chosen(0, {}), metric)
         self.folder.write_table("clients.parquet", table)
 
-    def _counted(self) -> dict[str, Any]:
+    def _counted(self) -> Columns:
         """Numbers of tokens and characters on which each client's language model was tested, for pooled scores."""
         if self.experiment.population.about.get("task") != "language":
             return {}
@@ -108,7 +107,7 @@ class Results:
     def _selection(self, held_out: ValidationScores) -> None:
         """Writes the validation clients' scores under the choice. Common rules use these, never query rows."""
         selection = self.experiment.split.selection
-        table: dict[str, Any] = {
+        table: Columns = {
             "client": [self.experiment.population.ids[c] for c in held_out.clients],
             "support_examples": selection.support.sizes(held_out.clients),
             "validation_examples": selection.validation.sizes(held_out.clients),
@@ -126,7 +125,7 @@ class Results:
         if final.held_out is not None:
             validation = json_number(np.nanmean(final.held_out.at(picked, metric)))
             candidates = {name: json_number(_mean(final.held_out.under(k, metric))) for k, name in enumerate(names)}
-        chosen: dict[str, Any] = {"candidate": names[picked.default], "by_client": bool(picked.own)}
+        chosen: ChosenRecord = {"candidate": names[picked.default], "by_client": bool(picked.own)}
         if final.who is not None:
             chosen["who"] = {name: json_number(value) for name, value in final.who.items()}
         silos = experiment.split.kind == "cross-silo"
@@ -159,12 +158,14 @@ class Results:
         record["notes"] = []
         return record
 
-    def _acceptance(self, rule: Acceptance) -> dict[str, Any]:
+    def _acceptance(self, rule: Acceptance) -> AcceptedRecord:
         """The effect of the acceptance rule: who took the personal model, and the mean if all clients had."""
         query, plain, picked = self.final.query, self.final.plain, self.final.picked
         taken = int((picked.of(query.clients) == plain.of(query.clients)).sum())
         without = json_number(np.nanmean(query.at(plain, self.experiment.metric)))
-        return {**asdict(rule), "accepted": taken, "query_without": without}
+        return {
+            "min_examples": rule.min_examples, "margin": rule.margin, "accepted": taken, "query_without": without,
+        }  # fmt: skip
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -173,12 +174,13 @@ def _mean(values: NDArray[np.float64]) -> float:
     return float(known.cumsum()[-1] / len(known)) if len(known) else float("nan")
 
 
-def _ruled(rule: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def _ruled(rule: str, rounds: list[RoundLine]) -> RuledRecord:
     """How often a robust rule left out or clipped each client's change."""
     ruled = [line["robust"] for line in rounds if "robust" in line]
-    counts = {what: Counter(name for line in ruled for name in line[what]) for what in ("left_out", "cut")}
-    sorted_counts = {what: dict(sorted(count.items())) for what, count in counts.items()}
-    return {"rule": rule, "rounds": len(ruled), **sorted_counts}
+    left_out = Counter(name for line in ruled for name in line["left_out"])
+    cut = Counter(name for line in ruled for name in line["cut"])
+    counts = {"left_out": dict(sorted(left_out.items())), "cut": dict(sorted(cut.items()))}
+    return {"rule": rule, "rounds": len(ruled), "left_out": counts["left_out"], "cut": counts["cut"]}
 
 
 def read_selection(path: Path) -> NDArray[np.float64]:
@@ -189,7 +191,7 @@ def read_selection(path: Path) -> NDArray[np.float64]:
     return values
 
 
-def described(experiment: Experiment, clients: Ints) -> dict[str, Any]:
+def described(experiment: Experiment, clients: Ints) -> Columns:
     """Columns of clients.parquet that say who the clients are, and how many rows each has in the parts of the split."""
     split, population = experiment.split, experiment.population
     return {

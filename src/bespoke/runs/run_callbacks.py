@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Any
 
 from bespoke.callbacks.callback import (
     Callback,
@@ -19,7 +18,8 @@ from bespoke.callbacks.callback import (
 from bespoke.errors import UserError
 from bespoke.experiment.callbacks import check_foreseen, made, name_of
 from bespoke.experiment.experiment import Experiment
-from bespoke.records import RunRecord
+from bespoke.plain import Named
+from bespoke.records import RoundLine, RunRecord, StoppedStage
 from bespoke.runs.events import Interrupted, Pruned
 from bespoke.runs.folder import RunFolder
 from bespoke.statistics.parts import without_names
@@ -73,7 +73,7 @@ class RunCallbacks:
         self.stage, self.before = stage, sum(line["round"] > 0 for line in lines if line["stage"] < stage)
         self.points = self._points(lines, stage)
 
-    def line(self, line: dict[str, Any]) -> None:
+    def line(self, line: RoundLine) -> None:
         """Reports a line of the log to the callbacks."""
         number, validation = line["round"], line.get("validation")
         self.points += self._points([line], self.stage)
@@ -81,11 +81,14 @@ class RunCallbacks:
             return
         place = self._place(number)
         if number:
-            spent = line.get("privacy") or {}
-            counts = {n: line[n] for n in ("clients", "dropped", "examples", "steps", "bytes_down", "bytes_up")}
             numbers = {k: float(v) for k, v in (line.get("observed") or {}).items() if isinstance(v, int | float)}
-            epsilon = {view: value for view, value in spent.items() if view not in ("delta", "bound")}
-            notify(self.callbacks, "on_round", RoundEvent(**place, **counts, epsilon=epsilon, observed=numbers))
+            spent = line.get("privacy")
+            notify(self.callbacks, "on_round", RoundEvent(
+                **place, clients=line["clients"], dropped=line["dropped"], examples=line["examples"],
+                steps=line["steps"], bytes_down=line["bytes_down"], bytes_up=line["bytes_up"],
+                epsilon={"released": spent["released"], "messages": spent["messages"]} if spent else {},
+                observed=numbers,
+            ))  # fmt: skip
         if validation:
             notify(self.callbacks, "on_evaluation", EvaluationEvent(**place, validation=validation, curve=self.curve))
 
@@ -114,9 +117,9 @@ class RunCallbacks:
     @property
     def stops(self) -> bool:
         """Whether a callback ends the stage here."""
-        return bool(self._why(self.curve))
+        return self._why(self.curve) is not None
 
-    def stopped(self) -> list[dict[str, Any]]:
+    def stopped(self) -> list[StoppedStage]:
         """The stages that callbacks ended, after which round, and why."""
         if not self.deciding:
             return []
@@ -125,29 +128,32 @@ class RunCallbacks:
             why = self._why(self._curve(self._points(lines, place)))
             last = max((line["round"] for line in lines if line["stage"] == place), default=0)
             if why and last < stage.rounds:
-                method = stage.method.card.name
-                found.append({"stage": place, "method": method, "round": last, "of": stage.rounds, **why})
+                by, reason = why
+                found.append(StoppedStage(
+                    stage=place, method=stage.method.card.name, round=last, of=stage.rounds, by=by, why=reason
+                ))  # fmt: skip
         return found
 
-    def _why(self, curve: Curve) -> dict[str, str]:
+    def _why(self, curve: Curve) -> tuple[str, str] | None:
+        """The callback that ends the stage here, and its reason."""
         for name, callback in self.deciding.items() if curve.rounds else ():
             try:
                 reason = callback.ends(curve)
             except Exception as error:
                 raise callback_failed(callback, "ends", self.name, error) from error
             if reason:
-                return {"by": name, "why": str(reason)}
-        return {}
+                return name, str(reason)
+        return None
 
-    def _points(self, lines: Sequence[dict[str, Any]], stage: int) -> list[tuple[int, float | None]]:
+    def _points(self, lines: Sequence[RoundLine], stage: int) -> list[tuple[int, float | None]]:
         metric = self.experiment.metric
-        return [(s["round"], s["validation"][metric]) for s in lines if s["stage"] == stage and s.get("validation")]
+        return [(s["round"], seen[metric]) for s in lines if s["stage"] == stage and (seen := s.get("validation"))]
 
     def _curve(self, points: Sequence[tuple[int, float | None]]) -> Curve:
         rounds, values = tuple(number for number, _ in points), tuple(value for _, value in points)
         return Curve(self.experiment.metric, self.experiment.lower_is_better, rounds, values)
 
-    def _place(self, number: int) -> dict[str, Any]:
+    def _place(self, number: int) -> Named:
         experiment = self.experiment
         return {
             "run": self.name, "folder": self.folder.path, "label": experiment.label, "seed": experiment.seed,

@@ -59,7 +59,7 @@ def share(
 
     def fill(entry: RunFolder) -> None:
         for log in LOGS:
-            lines = [json.dumps(line) for line in run.read_log(log) if line["stage"] == place]
+            lines = [json.dumps(line) for line in run.log_lines(log) if line["stage"] == place]
             write_text(entry.path / log, "".join(f"{line}\n" for line in lines))
         if account:
             account.share(entry.path, place)

@@ -187,8 +187,8 @@ class Run:
             self.curve = list(found.about.get("curve", []))
             self.folder.rewind(found.logs)
             self.run_callbacks.enter(place)
-            self._append(found.about.get("lines", {}))
             if "lines" in found.about:
+                self._append(found.about["lines"])
                 self.run_callbacks.line(found.about["lines"]["rounds.jsonl"])
             self._load_private(engine, saved_as(place, begin))
         self._enter(engine, place, max(begin, 1))
@@ -323,8 +323,8 @@ class Run:
         return " · ".join([*notes, account.note(spent)] if account and spent else notes)
 
     def _append(self, lines: Lines) -> None:
-        for log, entry in lines.items():
-            self.folder.append(log, entry)
+        self.folder.append("ledger.jsonl", lines["ledger.jsonl"])
+        self.folder.append("rounds.jsonl", lines["rounds.jsonl"])
 
     # -- the end -------------------------------------------------------------------------------------------------------
     def _finish(self, engine: Engine, server: Tree, params: Params) -> RunRecord:
@@ -360,7 +360,7 @@ class Run:
     def _adopt(self, engine: Engine, place: int, template: Tree, shared: RunFolder, found: Checkpoint) -> Tree:
         """Adopts a stage that another run has trained: its parameters and its lines in the logs."""
         for log in LOGS:
-            for entry in shared.read_log(log):
+            for entry in shared.log_lines(log):
                 self.folder.append(log, entry)
         for line in shared.read_log("rounds.jsonl"):
             self.run_callbacks.line(line)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bespoke.records import AcceptanceRule
 from bespoke.statistics import clients as over
 from bespoke.statistics import significance
 from bespoke.statistics.clients import Floats, OverSeeds
@@ -44,7 +45,7 @@ class Accepted:
 
 
 def acceptances(
-    runs: Sequence[FinishedRun], table: pd.DataFrame, metric: str, lower: bool, baseline: str, asked: dict[str, Any]
+    runs: Sequence[FinishedRun], table: pd.DataFrame, metric: str, lower: bool, baseline: str, asked: AcceptanceRule
 ) -> list[Accepted]:
     """Every method but the baseline under the rules that its runs allow (or under the one asked for)."""
     labels = list(dict.fromkeys(table["method"]))
@@ -105,7 +106,7 @@ def _pairs(table: pd.DataFrame, label: str, baseline: str, metric: str) -> _Pair
 
 def _rules(
     runs: Sequence[FinishedRun], pairs: _Pairs, label: str, baseline: str, metric: str, lower: bool,
-    asked: dict[str, Any],
+    asked: AcceptanceRule,
 ) -> list[_Rule]:  # fmt: skip
     if asked:
         takes = pairs.examples >= float(asked.get("min_examples") or 0)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
+from bespoke.plain import JsonObject
 from bespoke.statistics.formatting import count, listing, metric_name, number, p_text, percent, signed
 from bespoke.statistics.versus_baseline import ALPHA
 
@@ -19,6 +20,103 @@ LARGEST = "largest cluster"  # the first candidate of methods with clusters; it 
 ORDER = ("ood", "fewer-examples", "smaller-tests", "examples", "sweep", "per-client", "crossed", "embeddings")
 
 
+Mean = Any  # over clients: a number, or None if no client has a finite value
+
+
+class Measured(TypedDict, total=False):
+    """The summary numbers of a set of personal models, over clients, and what set them apart from other sets."""
+
+    clients: int
+    mean: Mean
+    sd: Mean
+    shared: Mean  # under the shared model
+    hurt: Mean  # the fraction of clients with a worse value than under the shared model
+    helped: Mean
+    change: Any  # quantiles of the difference to the shared model; None without a client
+    examples: float  # mean by client
+    fraction: float  # of the examples
+    most: int  # examples; 0: all
+    value: Any  # of a knob: a number or a text
+    validation: Mean
+    chosen: str  # the candidate
+    candidate: str  # the choice for all, or that of clients without their own
+    distinct: int  # candidates chosen by some client
+
+
+class ChoiceDifference(TypedDict):
+    """Each client's own choice against a common one."""
+
+    mean: Mean
+    better: Mean
+    worse: Mean
+    p: Mean
+
+
+class CrossedColumn(TypedDict, total=False):
+    """A mean over clients, and its difference to that of their own models, with an interval."""
+
+    clients: int
+    mean: Mean
+    difference: Mean
+    low: float
+    high: float
+
+
+# `global`, the common choice, is a word of Python's own
+_Common = TypedDict("_Common", {"global": Measured}, total=False)
+
+
+class AnalysisNumbers(_Common, total=False):
+    """What an analysis found; each has some of these keys."""
+
+    points: list[Measured]
+    curves: list[JsonObject]  # by part or point along an axis
+    axis: str | None
+    # other clients' rows
+    rows: int
+    start: str  # what "shared" is of
+    shared: dict[str, float | None]  # by part: the clients' own rows, others'
+    chosen: dict[str, float | None]
+    # a knob
+    method: str
+    knob: str
+    # who chooses
+    client: Measured
+    size: Measured
+    difference: ChoiceDifference
+    # models and rows of different clients
+    columns: dict[str, CrossedColumn]
+    # embeddings
+    groups: list[str]
+    counts: list[list[int]]  # [group][guess]
+    recovered: float
+    agreement: float
+    by: str
+    map: str
+    users: int
+    contexts: list[str]
+    same: Mean
+    chance: Mean
+    shown: dict[str, float]
+    nearest_contexts: list[str]
+
+
+class AnalysisRecord(AnalysisNumbers, total=False):
+    """A file of `analysis/`: what was asked, the run, and what was found."""
+
+    format: int
+    analysis: Required[str]
+    asked: Required[JsonObject]
+    label: Required[str]
+    seed: Required[int]
+    metric: Required[str]
+    lower_is_better: Required[bool]
+    clients: int
+    protocol: str
+    trained: bool
+    folder: str
+
+
 @dataclass(frozen=True)
 class Analysis:
     """One analysis of one method: numbers averaged over seeds, and the folders of the tables by client."""
@@ -26,7 +124,7 @@ class Analysis:
     label: str
     name: str
     seeds: list[int]
-    record: dict[str, Any]
+    record: AnalysisRecord
     tables: list[Path]
 
     @property
@@ -40,7 +138,7 @@ class Analysis:
 
 def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
     """The analyses in these run folders; those of one method with the same request are averaged."""
-    found: dict[tuple[str, str], list[tuple[dict[str, Any], Path]]] = {}
+    found: dict[tuple[str, str], list[tuple[AnalysisRecord, Path]]] = {}
     for folder in folders:
         for path in sorted((folder / "analysis").glob("*.json")):
             try:
@@ -49,7 +147,7 @@ def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
                 continue  # `bespoke analyze` makes unreadable files again; a report skips them
             if isinstance(record, dict) and record.get("format") == ANALYSIS_FORMAT and "analysis" in record:
                 key = str(record["label"]), str(record["analysis"])
-                found.setdefault(key, []).append((record, path.with_suffix(".parquet")))
+                found.setdefault(key, []).append((cast(AnalysisRecord, record), path.with_suffix(".parquet")))
     analyses = []
     for (label, name), records in found.items():
         alike = [(r, table) for r, table in records if _shape(r) == _shape(records[0][0])]
@@ -58,7 +156,7 @@ def read_analyses(folders: Sequence[Path]) -> list[Analysis]:
     return sorted(analyses, key=lambda a: (ORDER.index(a.kind) if a.kind in ORDER else len(ORDER), a.name))
 
 
-def _shape(record: dict[str, Any]) -> str:
+def _shape(record: AnalysisRecord) -> str:
     """What must agree between seeds: the request, and the values that were tried."""
     points = [point.get("value", point.get("fraction")) for point in record.get("points", [])]
     curves = [(curve["name"], curve.get("at")) for curve in record.get("curves", [])]
@@ -91,7 +189,7 @@ def in_words(analysis: Analysis) -> list[str]:
     return how[analysis.kind](analysis)
 
 
-def starts_untrained(record: dict[str, Any]) -> bool:
+def starts_untrained(record: AnalysisRecord) -> bool:
     """Whether the first candidate is an untrained model, the start of local training."""
     return not record.get("trained", True)
 
@@ -161,7 +259,7 @@ def _sweep(analysis: Analysis) -> list[str]:
     ] or points
     gentle = min(sane, key=lambda p: (p["hurt"], sign * p["mean"]))
 
-    def of(point: dict[str, Any]) -> str:
+    def of(point: Measured) -> str:
         value = f"{point['value']:g}" if isinstance(point["value"], int | float) else point["value"]
         return f"{record['axis']} {value} (mean {name} {_shown(point['mean'])}, {_part(point['hurt'])} hurt)"
 
@@ -229,7 +327,7 @@ def _embeddings(analysis: Analysis) -> list[str]:
     ]
 
 
-def _map(record: dict[str, Any]) -> list[str]:
+def _map(record: AnalysisRecord) -> list[str]:
     """The map's text; users' names are only in the table, because reports under privacy name no client."""
     shown = record["shown"]
     sentences = [

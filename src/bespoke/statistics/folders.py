@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from bespoke.digests import check_finished, check_seal
 from bespoke.errors import UserError
-from bespoke.records import RESULT_FORMAT, CompareRecord, MethodRecord, RunRecord
+from bespoke.plain import JsonObject
+from bespoke.records import RESULT_FORMAT, CompareRecord, LedgerLine, MethodRecord, RoundLine, RunRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,15 +27,19 @@ class FinishedRun:
     label: str
     seed: int
     result: RunRecord
-    logs: dict[str, list[dict[str, Any]]] = field(default_factory=dict, repr=False, compare=False)  # those read so far
+    logs: dict[str, list[JsonObject]] = field(default_factory=dict, repr=False, compare=False)  # those read so far
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    @overload
+    def lines(self, name: Literal["rounds.jsonl"]) -> list[RoundLine]: ...
+    @overload
+    def lines(self, name: Literal["ledger.jsonl"]) -> list[LedgerLine]: ...
+    def lines(self, name: str) -> Any:
         """The records of `rounds.jsonl` or `ledger.jsonl`."""
         if name not in self.logs:
             self.logs[name] = self._lines(name)
         return self.logs[name]
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
+    def _lines(self, name: str) -> list[JsonObject]:
         path = self.folder / name
         records = []
         for number, line in enumerate(_read_text(path).splitlines(), start=1):
@@ -83,7 +88,7 @@ class RunSet:
         return bool(self.compare.get("privacy")) or any(run.result.get("privacy") for run in self.runs)
 
 
-def numbered(lines: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered(lines: Iterable[RoundLine]) -> Iterator[tuple[int, RoundLine]]:
     """The lines of `rounds.jsonl` with their rounds counted through all stages."""
     before = last = 0
     stage: Any = None
@@ -210,7 +215,7 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path} cannot be read ({error}). {_REPEAT}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     try:
         record = json.loads(_read_text(path))
     except ValueError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from bespoke.statistics.formatting import number
 
@@ -19,7 +19,15 @@ UNATTACKED = "unattacked"  # the folder of the runs without the attack, beside `
 MOST_NAMED = 10  # clients that are listed
 
 
-def harm(study: RunSet) -> list[dict[str, Any]]:
+HarmRow = TypedDict("HarmRow", {
+    "label": str, "kind": str, "attackers": int, "rule": str,
+    "with": float | None, "without": float | None,  # the mean over seeds of the honest clients' score; None: diverged
+    "listed": list[tuple[str, int, bool]],  # clients whose changes were left out or cut, how often, and if they attack
+    "counted": int, "rounds": int,
+})  # fmt: skip
+
+
+def harm(study: RunSet) -> list[HarmRow]:
     """A row for each method that ran under [attack] or [robust]."""
     found: dict[str, list[FinishedRun]] = {}
     for run in study.runs:
@@ -28,7 +36,7 @@ def harm(study: RunSet) -> list[dict[str, Any]]:
     return [_row(label, runs) for label, runs in found.items()]
 
 
-def _row(label: str, runs: list[FinishedRun]) -> dict[str, Any]:
+def _row(label: str, runs: list[FinishedRun]) -> HarmRow:
     attack, robust = runs[0].result.get("attack") or {}, runs[0].result.get("robust") or {}
     attackers = {str(client) for run in runs for client in (run.result.get("attack") or {}).get("clients", [])}
     counts: Counter[str] = Counter()
@@ -60,15 +68,16 @@ def _mean(values: list[float | None]) -> float | None:
 
 def cost_of_attack(study: RunSet, metric: str, titles: dict[str, str]) -> list[str]:
     """A sentence on what the attack cost; nothing without one."""
-    rows = [row for row in harm(study) if row["kind"] != "none" and row["without"] is not None]
-    if not rows:
+    rows = [(row, row["without"]) for row in harm(study) if row["kind"] != "none"]
+    known = [(row, without) for row, without in rows if without is not None]
+    if not known:
         return []
-    first = rows[0]
+    first, _ = known[0]
     parts = [
-        f"{titles.get(row['label'], row['label'])} {number(row['without'])} without it, "
+        f"{titles.get(row['label'], row['label'])} {number(without)} without it, "
         f"{'diverged' if row['with'] is None else number(row['with'])} with it"
         + (f" ({row['rule']})" if row["rule"] else "")
-        for row in rows
+        for row, without in known
     ]
     return [
         f"Attack ({first['kind']}, {first['attackers']} clients), mean {metric} of honest clients: {'; '.join(parts)}."

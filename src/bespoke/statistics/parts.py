@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bespoke.plain import JsonObject
 from bespoke.records import RunRecord
 from bespoke.statistics import clients as over
 from bespoke.statistics.clients import OverSeeds
@@ -69,9 +70,9 @@ def unnamed(counts: dict[str, int]) -> dict[str, int]:
     return {f"unnamed {place}": count for place, count in enumerate(counts.values(), start=1)}
 
 
-def without_names(result: RunRecord) -> dict[str, Any]:
+def without_names(result: RunRecord) -> JsonObject:
     """A run's record without client ids."""
-    plain: dict[str, Any] = {**result, "excluded": unnamed(result["excluded"])}
+    plain: JsonObject = {**result, "excluded": unnamed(result["excluded"])}
     if attack := result.get("attack"):
         plain["attack"] = {**attack, "clients": len(attack["clients"])}
     if robust := result.get("robust"):

@@ -29,6 +29,7 @@ from bespoke.analysis.preference_map import own_contexts
 from bespoke.errors import UserError
 from bespoke.generation.generate import Drawing, Line, write
 from bespoke.generation.voices import Voice
+from bespoke.plain import JsonObject
 from bespoke.studio.guard import Guard, TooLarge
 from bespoke.studio.map import figures
 from bespoke.studio.people import People
@@ -227,5 +228,5 @@ def _message(error: Exception) -> str:
     return f"{'.'.join(map(str, first['loc'])) or 'the request'}: {first['msg']}"
 
 
-def _event(name: str, data: dict[str, Any]) -> str:
+def _event(name: str, data: JsonObject) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from bespoke import pretrained
 from bespoke.api import run as run_experiment
 from bespoke.errors import UserError
+from bespoke.plain import TomlTable
 
 
 def models_at_hand() -> list[str]:
@@ -36,7 +36,7 @@ def chosen_model(asked: str | None) -> str:
     return found[0]
 
 
-def settings(model: str, lines: Path) -> dict[str, Any]:
+def settings(model: str, lines: Path) -> TomlTable:
     """FedPC for a minute or two."""
     stage = {"method": "fedpc", "rounds": 6, "steps": 4, "batch_size": 8, "lr": 0.01, "tune_steps": 5}
     return {

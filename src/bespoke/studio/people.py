@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bespoke import pretrained
 from bespoke.data.population import Population
@@ -58,7 +59,7 @@ def rows_of(voices: Voices, sentences: Sequence[str], context: str) -> Populatio
             tokens.append(facts.end)
         row[: len(tokens)] = tokens[:width]
     x = np.concatenate([np.full((len(y), 1), facts.begin, np.int32), y[:, :-1]], 1)
-    columns: dict[str, Any] = {"x": np.where(x < 0, facts.begin, x), "y": y}
+    columns: dict[str, NDArray[Any]] = {"x": np.where(x < 0, facts.begin, x), "y": y}
     if voices.contexts:
         columns["context"] = np.full(len(y), voices.contexts.index(context))
     return Population.build(columns, ["you"] * len(y), about=about)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from bespoke.callbacks.callback import Callback
 from bespoke.data.tables.checks import check
@@ -34,8 +34,9 @@ from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.imported import trust_named
 from bespoke.method import Method
 from bespoke.methods import METHODS
+from bespoke.plain import ByMethod, Knobs, TomlTable
 from bespoke.privacy.combined import together, whole_folder
-from bespoke.records import RESULT_FORMAT, CompareRecord, MethodRecord, TrialOfMethod
+from bespoke.records import RESULT_FORMAT, AcceptanceRule, CompareRecord, MethodRecord, TrialOfMethod
 from bespoke.runs.events import Progress, Silent
 from bespoke.runs.forgotten import without_forgotten
 from bespoke.runs.results import read_selection
@@ -62,22 +63,22 @@ EXTENSIONS = 3  # how often a grid is extended if its edge is best
 class Comparison:
     """Methods times seeds on one dataset; `base` is an experiment without stages."""
 
-    base: dict[str, Any]
+    base: TomlTable
     folder: Path
     methods: tuple[str, ...] = DEFAULT_METHODS
     seeds: tuple[int, ...] = (0, 1, 2)
     rounds: int | Literal["auto"] = 60
     tune: bool = True
-    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)  # fixed knobs by method
+    knobs: ByMethod = field(default_factory=dict)  # fixed knobs by method
     grid: dict[str, dict[str, list[Any]]] = field(default_factory=dict)  # values to try, by method
-    expected: dict[str, dict[str, Any]] = field(default_factory=dict)  # published numbers by method, for the report
-    accept: dict[str, Any] = field(default_factory=dict)  # the acceptance rule, which the report applies
+    expected: ByMethod = field(default_factory=dict)  # published numbers by method, for the report
+    accept: AcceptanceRule = field(default_factory=AcceptanceRule)  # the acceptance rule, which the report applies
     command: str = ""
     progress: Progress = field(default_factory=Silent)
     stop: Callable[[], bool] = lambda: False
     how: EngineChoice | None = None
     callbacks: Sequence[Callback] = ()  # observers of every run; those that end stages are in `base` too
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)  # methods in settings, by label: see variants.py
+    entries: ByMethod = field(default_factory=dict)  # methods in settings, by label: see variants.py
     notes: list[str] = field(default_factory=list)  # remarks on these methods with these data
     jobs: int | None = 1  # runs at a time; None: as many as cores, if runs are light
     tune_seeds: tuple[int, ...] = ()  # seeds of a trial; default: the first seed
@@ -86,7 +87,7 @@ class Comparison:
     settled: Settled = field(default_factory=Settled)  # these decisions
     checks: list[dict[str, str]] = field(default_factory=list)  # findings in the data
     referred: list[str] = field(default_factory=list)  # references with runs
-    given: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]] = ({}, {})  # the user's knobs and grid
+    given: tuple[ByMethod, ByMethod] = ({}, {})  # the user's knobs and grid
     _checked: dict[str, ExperimentConfig] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -113,7 +114,7 @@ class Comparison:
             rounds = asked.rounds if "rounds" in asked.model_fields_set else preset.rounds or asked.rounds
         return cls(
             raw, folder, methods, seeds, rounds, asked.tune, knobs, grids, expected,
-            accept=asked.accept, entries=asked.entries,
+            accept=cast(AcceptanceRule, asked.accept), entries=asked.entries,
             tune_seeds=tune_seeds(asked.tune_seeds, seeds), preset=asked.preset or "", **rest,
         )  # fmt: skip
 
@@ -229,7 +230,7 @@ class Comparison:
             jobs.how, jobs.engine_file = None, "engine-network.json"
             self._check()  # the linear model's knobs and stages were checked before
 
-    def _unattacked(self, chosen: dict[str, dict[str, Any]]) -> list[Job]:
+    def _unattacked(self, chosen: ByMethod) -> list[Job]:
         """The same runs without the attack. The difference is the attack's cost to the honest clients."""
         attack = self.base.get("attack") or {}
         if attack.get("kind", "none") == "none":
@@ -280,13 +281,13 @@ class Comparison:
                 config = self._config(name, self.seeds[0], {name: probe})
                 check_stages_fit([_bare(stage) for stage in stages_of(config)])
 
-    def _stages(self, name: str, chosen: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    def _stages(self, name: str, chosen: ByMethod) -> list[TomlTable]:
         entry = self._entry(name)
         before = self._stages(entry.after, chosen) if entry.after else []
         fixed = {**self.knobs.get(entry.named, {}), **self.knobs.get(name, {}), **entry.knobs}
         return [*before, *entry.stages(merged(fixed, chosen.get(name, {})), self.rounds)]
 
-    def _config(self, name: str, seed: int, chosen: dict[str, dict[str, Any]]) -> ExperimentConfig:
+    def _config(self, name: str, seed: int, chosen: ByMethod) -> ExperimentConfig:
         raw = {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}
         key = json.dumps(raw, sort_keys=True, default=repr)
         if key not in self._checked:  # each is checked once
@@ -299,12 +300,12 @@ class Comparison:
         tried = {other: grid(space)[0] for other, space in spaces.items() if space}
         return self._config(name, (self.tune_seeds or self.seeds)[0] if spaces[name] else self.seeds[0], tried)
 
-    def _tuned(self, jobs: Jobs) -> tuple[dict[str, dict[str, Any]], dict[str, list[TrialOfMethod]]]:
+    def _tuned(self, jobs: Jobs) -> tuple[ByMethod, dict[str, list[TrialOfMethod]]]:
         """The best knobs of every method on validation rows, and all trials.
 
         Methods that start from another's model are tuned after it, all others at the same time.
         """
-        chosen: dict[str, dict[str, Any]] = {name: {} for name in self._needed()}
+        chosen: ByMethod = {name: {} for name in self._needed()}
         tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
         seeds = self.tune_seeds or self.seeds[:1]
         for depth in range(1, 1 + max(len(self._lineage(name)) for name in chosen)):
@@ -322,13 +323,11 @@ class Comparison:
                         entry["values"] = trial.values
         return chosen, tuning
 
-    def _trials(self, name: str, seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]) -> list[Trial]:
+    def _trials(self, name: str, seeds: tuple[int, ...], chosen: ByMethod) -> list[Trial]:
         settings = grid(self._space(name), f"grid.{name}")
         return [self._trial(number, name, knobs, seeds, chosen) for number, knobs in enumerate(settings)]
 
-    def _trial(
-        self, number: int, name: str, knobs: dict[str, Any], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]]
-    ) -> Trial:
+    def _trial(self, number: int, name: str, knobs: Knobs, seeds: tuple[int, ...], chosen: ByMethod) -> Trial:
         jobs = []
         for place, seed in enumerate(seeds):
             tag = f"-seed{seed}" if place else ""
@@ -337,7 +336,7 @@ class Comparison:
         return Trial(number, knobs, jobs)
 
     def _extend(
-        self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: dict[str, dict[str, Any]], jobs: Jobs,
+        self, name: str, tried: list[Trial], seeds: tuple[int, ...], chosen: ByMethod, jobs: Jobs,
         lower: bool,
     ) -> None:  # fmt: skip
         """Tries values beyond a grid's edge while the edge is best."""
@@ -349,7 +348,7 @@ class Comparison:
             settled(more, jobs)
             tried += more
 
-    def _widen(self, chosen: dict[str, dict[str, Any]], jobs: Jobs) -> None:
+    def _widen(self, chosen: ByMethod, jobs: Jobs) -> None:
         """Extends a method's own candidates while a candidate at their edge is chosen."""
         for name in self._needed():
             for _ in range(EXTENSIONS):
@@ -364,7 +363,7 @@ class Comparison:
                     break
                 chosen[name] = merged(chosen[name], {knob: _listed(value) for knob, value in wider.items()})
 
-    def _spent(self, methods: list[MethodRecord], chosen: dict[str, dict[str, Any]]) -> None:
+    def _spent(self, methods: list[MethodRecord], chosen: ByMethod) -> None:
         """Under privacy: the combined cost of a method's first run and the runs that chose its knobs."""
         if "privacy" not in self.base:
             return
@@ -375,14 +374,14 @@ class Comparison:
             paths = [job.path for trial in tried for job in trial.jobs]
             entry["tuning_cost"] = together([self.folder / "runs" / f"{name}-seed{self.seeds[0]}", *paths])
 
-    def _described(self, name: str, chosen: dict[str, dict[str, Any]]) -> MethodRecord:
+    def _described(self, name: str, chosen: ByMethod) -> MethodRecord:
         config = self._config(name, self.seeds[0], chosen)
         last = stages_of(config)[-1]
         rule = config.robust if config.privacy is None else None
         return describe(_bare(last), rule, last.aggregator)
 
     def _about(
-        self, experiment: Experiment, chosen: dict[str, Any], tuning: dict[str, list[TrialOfMethod]], engine: str
+        self, experiment: Experiment, chosen: ByMethod, tuning: dict[str, list[TrialOfMethod]], engine: str
     ) -> CompareRecord:
         about: CompareRecord = {
             "format": RESULT_FORMAT,
@@ -423,7 +422,7 @@ class Comparison:
         return about
 
 
-def past_the_edge(best: dict[str, Any], tried: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def past_the_edge(best: Knobs, tried: list[Knobs]) -> list[Knobs]:
     """Settings one step beyond the edge of a grid, in each knob whose best value is the smallest or largest tried."""
     beyond = []
     for knob, value in best.items():

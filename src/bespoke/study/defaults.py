@@ -22,6 +22,8 @@ from bespoke.methods import METHODS, FineTune, Mixed
 from bespoke.methods.parts.shared_model import SharedModel
 from bespoke.models import build_task
 from bespoke.models.metric import default_metric
+from bespoke.plain import ByMethod, Knobs, TomlTable
+from bespoke.records import SettledRecord
 from bespoke.study.tuning import Trial
 
 Floats = NDArray[np.float64]
@@ -48,19 +50,19 @@ LOCAL_EPOCHS = 40  # of each client's own network, more if the last is best; the
 class Rival:
     """A shared model that is tried."""
 
-    base: dict[str, Any]  # its tables of the experiment
+    base: TomlTable  # its tables of the experiment
     method: str
-    tried: tuple[dict[str, Any], ...]  # knobs
+    tried: tuple[Knobs, ...]  # knobs
 
 
 @dataclass(frozen=True)
 class Settled:
     """The settled defaults, and the reasons."""
 
-    base: dict[str, Any] = field(default_factory=dict)
+    base: TomlTable = field(default_factory=dict)
     methods: tuple[str, ...] = ()
-    knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    grid: dict[str, dict[str, Any]] = field(default_factory=dict)
+    knobs: ByMethod = field(default_factory=dict)
+    grid: ByMethod = field(default_factory=dict)
     follows: dict[str, str] = field(default_factory=dict)  # the method whose model a method starts from
     rivals: dict[str, Rival] = field(default_factory=dict)
     metric_why: str = ""
@@ -72,7 +74,7 @@ class Settled:
     asked: tuple[str, ...] = ()
     about: About = field(default_factory=About)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SettledRecord:
         return {"metric": self.metric_why, "model": self.model_note, "validation": self.validation}
 
     def with_model(self, tried: dict[str, Trial], values: dict[str, Floats], lower: bool) -> Settled:
@@ -102,7 +104,7 @@ class Settled:
         )  # fmt: skip
 
 
-def settle(base: dict[str, Any], methods: tuple[str, ...], population: Population, split: Split) -> Settled:
+def settle(base: TomlTable, methods: tuple[str, ...], population: Population, split: Split) -> Settled:
     """Settles defaults from the user's values (`base`, `methods`, maybe empty) and the first seed's encoded data."""
     about, why = population.about, ""
     language = about["task"] == "language"
@@ -137,12 +139,12 @@ def settle(base: dict[str, Any], methods: tuple[str, ...], population: Populatio
     return found
 
 
-def _by_changes(base: dict[str, Any]) -> bool:
+def _by_changes(base: TomlTable) -> bool:
     """Whether models must be trained by changes, because noise and robust rules act on changes."""
     return bool(base.get("privacy") or base.get("robust"))
 
 
-def _methods(base: dict[str, Any], asked: tuple[str, ...], about: About, rows: Any = None) -> Settled:
+def _methods(base: TomlTable, asked: tuple[str, ...], about: About, rows: Any = None) -> Settled:
     """The methods, and how each is fitted with this model."""
     options = dict(base.get("model") or {"name": "auto"})
     task = build_task(about, options.pop("name", "auto"), rows=rows, **options)
@@ -160,8 +162,8 @@ def _methods(base: dict[str, Any], asked: tuple[str, ...], about: About, rows: A
             methods = (*methods, "mixed")
         if (base.get("data") or {}).get("group"):
             methods = (*methods, *GROUPS)
-    knobs: dict[str, dict[str, Any]] = {}
-    grid: dict[str, dict[str, Any]] = {}
+    knobs: ByMethod = {}
+    grid: ByMethod = {}
     silos = (base.get("split") or {}).get("protocol", "cross-silo") == "cross-silo"
     for name, kind in METHODS.items():
         has_solver = "solver" in {entry.name for entry in fields(kind)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from importlib.metadata import version
-from typing import Any
 
 from bespoke.declarations import changes
 from bespoke.experiment.experiment import Experiment
@@ -13,13 +12,13 @@ from bespoke.experiment.variants import title
 from bespoke.messages.robust.aggregator import Aggregator
 from bespoke.messages.robust.settings import RobustConfig, shown
 from bespoke.method import Method
-from bespoke.records import CompareRecord, MethodRecord
+from bespoke.records import CompareRecord, MethodRecord, SplitRecord
 from bespoke.statistics.formatting import listing
 from bespoke.tensors import count
 
 
-def described(experiment: Experiment, protocol: dict[str, Any]) -> CompareRecord:
-    """The data, their split, the model and the settings of the run; `protocol`: the split as requested."""
+def described(experiment: Experiment, asked: SplitRecord) -> CompareRecord:
+    """The data, their split, the model and the settings of the run; `asked`: the split as it was asked for."""
     population, split = experiment.population, experiment.split
     about = population.about
     return {
@@ -39,7 +38,7 @@ def described(experiment: Experiment, protocol: dict[str, Any]) -> CompareRecord
             "notes": about.get("notes", []),
         },
         "split": {
-            **protocol,
+            **asked,
             "train_clients": len(split.train.clients),
             "test_clients": len(split.test.query.clients),
             "train_rows": int(split.train.sizes().sum()),

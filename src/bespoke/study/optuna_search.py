@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bespoke.errors import UserError, needs_extra, unknown
 from bespoke.experiment.search_space import KnobValues, Range, Space
+from bespoke.plain import Knobs
 from bespoke.randomness import mix
 from bespoke.records import RunRecord
 from bespoke.study.job import Job
@@ -99,7 +100,7 @@ class Search:
                     f"{self.path.name} and resume: finished runs are not repeated"
                 )
 
-    def _enter(self, number: int, params: dict[str, Any]) -> Trial:
+    def _enter(self, number: int, params: Knobs) -> Trial:
         trial = self.made(number, self._setting(params))
         self.trials[number] = trial
         self.owner |= {job.path: number for job in trial.jobs}
@@ -122,7 +123,7 @@ class Search:
             return kind(entry.low, entry.high, log=entry.log)
         return made.CategoricalDistribution([_as_choice(value) for value in entry])
 
-    def _setting(self, params: dict[str, Any]) -> KnobValues:
+    def _setting(self, params: Knobs) -> KnobValues:
         """The setting of a trial; lists and tables are stored as text in the study."""
         setting: KnobValues = {}
         for key, entry in self.space.items():

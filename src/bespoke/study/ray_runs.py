@@ -22,6 +22,7 @@ from bespoke.experiment.checks import checked
 from bespoke.experiment.config import EngineConfig
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.federation.ray_cluster import Cluster, Node, check_installed, set_up, setup, what_happened
+from bespoke.plain import Named, TomlTable
 from bespoke.runs.events import Silent
 from bespoke.study.run_process import RunProcess, serve_runs
 
@@ -56,7 +57,7 @@ class RunActor:
     def __init__(self) -> None:
         self.pipe, self.stopped = _Pipe(), False
 
-    def serve(self, told: dict[str, Any], folder: str, cache: str, callbacks: bool) -> str:
+    def serve(self, told: Named, folder: str, cache: str, callbacks: bool) -> str:
         """Make the runs that are brought, until it ends; returns why it cannot."""
         try:
             set_up(told)
@@ -259,7 +260,7 @@ class RayRuns:
             self.connected = False
 
 
-def on_cluster(base: dict[str, Any]) -> tuple[dict[str, Any], EngineConfig | None]:
+def on_cluster(base: TomlTable) -> tuple[TomlTable, EngineConfig | None]:
     """The experiments of a study without the cluster, over which the runs are spread; each is made by one process."""
     table = base.get("engine")
     if not isinstance(table, dict) or not {"backend", "address"} & set(table):

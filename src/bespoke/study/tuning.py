@@ -41,6 +41,7 @@ from bespoke.experiment.search_space import (
     text,
 )  # fmt: skip
 from bespoke.methods import METHODS
+from bespoke.plain import ByMethod, Named, TomlTable
 from bespoke.privacy.combined import together
 from bespoke.records import RESULT_FORMAT, PrivacyCost, TrialRecord, TuneRecord
 from bespoke.runs.events import Progress, Silent
@@ -110,7 +111,7 @@ def best(trials: Iterable[Trial], lower_is_better: bool, what: str) -> Trial:
 class Tuning:
     """Tries settings of one experiment on validation data; `base` is the experiment as in its file."""
 
-    base: dict[str, Any]
+    base: TomlTable
     folder: Path
     space: Space
     seeds: tuple[int, ...]
@@ -125,7 +126,7 @@ class Tuning:
     callbacks: Sequence[Callback] = ()  # observers of every run; those that end stages are in `base` too
 
     @classmethod
-    def of(cls, raw: dict[str, Any], asked: TuneConfig, folder: Path, where: str, **rest: Any) -> Tuning:
+    def of(cls, raw: TomlTable, asked: TuneConfig, folder: Path, where: str, **rest: Any) -> Tuning:
         """From an experiment and its [tune] table: the given space, the preset's grid, or the methods' own values."""
         base = {key: value for key, value in raw.items() if key != "tune"}
         space = read_space(asked.space, f"{where}: [tune] space")
@@ -266,7 +267,7 @@ class Tuning:
 
 def read_tuning(
     path: Path, overrides: list[str] | None, space: Path | None, preset: str | None, optuna: bool, trials: int | None
-) -> tuple[dict[str, Any], TuneConfig]:
+) -> tuple[TomlTable, TuneConfig]:
     """Reads an experiment file and its search: the [tune] table or the file `space`, and the options."""
     raw = read_experiment(path, overrides)
     table, where = raw.get("tune", {}), str(path)
@@ -284,7 +285,7 @@ def read_tuning(
     return raw, check_tune(table, where)
 
 
-def freeze_into(name: str, raw: dict[str, Any]) -> Path:
+def freeze_into(name: str, raw: TomlTable) -> Path:
     """The path for a preset. A path that cannot be written is refused before the work."""
     methods = [called(stage.get("method")) for stage in raw["stage"]]
     if len(set(methods)) < len(methods):
@@ -304,8 +305,8 @@ def frozen(about: TuneRecord, name: str) -> Preset:
     tables = {key: experiment[key] for key in ("metric", "split", *TUNABLE) if experiment.get(key)}
     others = [{k: v for k, v in s.items() if k not in ("method", "rounds")} for s in experiment["stage"]]
     knobs = dict(zip(methods, others))
-    tried: dict[str, dict[str, Any]] = {}
-    chosen: dict[str, dict[str, Any]] = {}
+    tried: ByMethod = {}
+    chosen: ByMethod = {}
     for key, values in about["space"].items():
         head, _, rest = key.partition(".")
         value = about["best"]["setting"][key]
@@ -334,9 +335,9 @@ def _with_preset(stage: Any, preset: Preset) -> Any:
     return joined({**rounds, **preset.knobs.get(called(name), {})}, stage)
 
 
-def _columns(trials: list[Trial], seeds: tuple[int, ...]) -> dict[str, Any]:
+def _columns(trials: list[Trial], seeds: tuple[int, ...]) -> TomlTable:
     """The trials as columns; a knob whose values are not all numbers, or not all texts, is written as JSON."""
-    table: dict[str, Any] = {
+    table: Named = {
         "number": [trial.number for trial in trials],
         "state": [trial.state for trial in trials],
         "validation": [trial.validation for trial in trials],

@@ -48,7 +48,7 @@ def load(
         features=[f"{colour} {i}" for colour in ("red", "green", "blue") for i in range(SIDE * SIDE)],
         numeric=[False] * WIDE, target="class", model={"name": "lenet"}, notes=notes,
     )  # fmt: skip
-    columns: dict[str, Any] = {"x": images[used], "y": labels[used].astype(np.int64)}
+    columns: dict[str, NDArray[Any]] = {"x": images[used], "y": labels[used].astype(np.int64)}
     return Population.build(columns, client_names(owner[used]), about=about)
 
 

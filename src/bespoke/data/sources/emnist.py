@@ -51,7 +51,7 @@ def load(validation: int = 400, test: int = 500) -> Population:
         ],
         **role_facts(roles),
     )
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": np.concatenate(images), "y": np.concatenate(labels), "role": np.repeat(roles, sizes)
     }  # fmt: skip
     return Population.build(columns, np.repeat(writers, sizes), about=about)

@@ -29,7 +29,7 @@ def load() -> Population:
     apart = not {writer for writer, _, _ in train} & {writer for writer, _, _ in test}
     parts = [*train, *test]
     sizes = [len(labels) for _, _, labels in parts]
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": np.concatenate([images for _, images, _ in parts]),
         "y": np.concatenate([labels for _, _, labels in parts]),
     }

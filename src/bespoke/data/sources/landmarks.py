@@ -65,7 +65,7 @@ def load(
         notes=[f"Pictures are the central {CENTRE:.1%} of each side, scaled to {side} x {side}; none is augmented."],
         **role_facts(np.array(list(roles.values()), dtype=np.uint8)),
     )
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": images,
         "y": np.array([label for _, _, label in rows], dtype=np.int64),
         "role": np.array([roles[user] for user, _, _ in rows], dtype=np.uint8),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bespoke.data.periods import FOREVER
 from bespoke.data.population import Population
@@ -51,7 +52,7 @@ def load(
     after = np.arange(len(client)) >= number  # rows of changed preferences
     since = np.where(after, change_after + 1, np.where(likes[client] >= 10 - late, late_after + 1, 1))
     until = np.where(~after & np.isin(client, changed), change_after, FOREVER)
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": images[np.concatenate([one.row for one in dealt]).flatten()],
         "y": np.concatenate([one.label for one in dealt]).flatten(),
         "kind": np.concatenate([one.kind for one in dealt]).flatten(),

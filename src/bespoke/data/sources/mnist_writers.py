@@ -57,7 +57,11 @@ def load() -> Population:
     )
     # NIST's special database 3 (hsf_0 to hsf_3) and 7 (hsf_4)
     group = np.where(np.concatenate(series) == 4, "high-school students", "census employees")
-    columns: dict[str, Any] = {"x": np.concatenate(images), "y": np.concatenate(labels).astype(np.int64), "role": role}
+    columns: dict[str, NDArray[Any]] = {
+        "x": np.concatenate(images),
+        "y": np.concatenate(labels).astype(np.int64),
+        "role": role,
+    }
     return Population.build(columns, np.char.zfill(writer.astype(str), 4), group=group, about=about)
 
 
@@ -77,7 +81,7 @@ def mnist(
     notes = [f"Clients are artificial: rows were dealt out to {clients} clients by the partitioner {partition!r}."]
     if unused := int((~used).sum()):
         notes.append(f"{unused} rows belong to no client and are left out.")
-    columns: dict[str, Any] = {"x": images[used], "y": labels[used].astype(np.int64)}
+    columns: dict[str, NDArray[Any]] = {"x": images[used], "y": labels[used].astype(np.int64)}
     return Population.build(columns, client_names(owner[used]), about=_about("mnist", notes=notes))
 
 

@@ -104,7 +104,7 @@ def _ratings() -> tuple[Any, dict[str, Any], NDArray[np.float64], NDArray[np.flo
     return frame, genres, year, time
 
 
-def _rarest(genres: dict[str, Any]) -> NDArray[np.int64]:
+def _rarest(genres: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
     """For every row the one of its film's genres that fewest ratings are of: what tells it from other films."""
     flags = np.column_stack([np.asarray(column, dtype=bool) for column in genres.values()])
     rarest: NDArray[np.int64] = np.where(flags, flags.sum(0), len(flags) + 1).argmin(1)
@@ -112,7 +112,7 @@ def _rarest(genres: dict[str, Any]) -> NDArray[np.int64]:
 
 
 def _favourites(
-    user: NDArray[Any], time: NDArray[np.float64], liked: NDArray[np.bool_], genres: dict[str, Any]
+    user: NDArray[Any], time: NDArray[np.float64], liked: NDArray[np.bool_], genres: dict[str, NDArray[Any]]
 ) -> NDArray[np.str_]:
     """For every row its user's favourite genre, by the earlier half of the user's ratings.
 
@@ -161,7 +161,7 @@ def _population(
     frame: Any,
     client: str,
     target: str,
-    features: dict[str, Any],
+    features: dict[str, NDArray[Any]],
     yes_no: Sequence[str],
     *,
     group: str | None = None,
@@ -185,7 +185,7 @@ def _population(
         about["classes"] = list(classes)
     if kinds:
         about["kinds"] = list(kinds)
-    columns: dict[str, Any] = {"x": x, "y": np.array(frame[target], dtype=np.int64 if classes else np.float32)}
+    columns: dict[str, NDArray[Any]] = {"x": x, "y": np.array(frame[target], dtype=np.int64 if classes else np.float32)}
     columns |= {name: column for name, column in (("time", time), ("kind", kind)) if column is not None}
     groups = None if group is None else _ids(frame[group])
     return Population.build(columns, _ids(frame[client]), group=groups, about=about)

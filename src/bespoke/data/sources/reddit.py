@@ -22,6 +22,7 @@ from bespoke.data.population import Population
 from bespoke.data.sources.formats.spoken import SHORTEST, Utterance, kept_rows, long_enough, spoken
 from bespoke.data.sources.registry import at_least, damaged, find_file
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 
 FILE = "reddit/utterances.jsonl"
 CONVERSATIONS = "conversations.json"
@@ -106,7 +107,7 @@ def _utterances(path: Path) -> Iterator[Timed]:
                 if subreddit is None:
                     subreddits = _of_conversations(path.with_name(CONVERSATIONS)) if subreddits is None else subreddits
                     subreddit = subreddits.get(str(entry.get("conversation_id", entry.get("root"))))
-                given: dict[str, Any] = {
+                given: JsonObject = {
                     "speaker": entry.get("speaker", entry.get("user")), "text": entry.get("text"),
                     "subreddit": subreddit,
                 }  # fmt: skip
@@ -120,7 +121,7 @@ def _utterances(path: Path) -> Iterator[Timed]:
             raise damaged(path, f"{error} in line {number}", "a JSON object in every line") from None
 
 
-def _seconds(entry: dict[str, Any], path: Path, number: int) -> float:
+def _seconds(entry: JsonObject, path: Path, number: int) -> float:
     """The timestamp, which some versions have as a text; 0 where there is none."""
     try:
         return float(entry.get("timestamp") or 0)

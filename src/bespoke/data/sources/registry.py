@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, get_origin, ge
 
 from bespoke.data.about import About
 from bespoke.errors import UserError, unknown
+from bespoke.plain import Knobs
 from bespoke.registry import Registry
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ def source_statistics(name: str) -> list[Statistics]:
         return []
 
 
-def source_options(name: str) -> dict[str, Any]:
+def source_options(name: str) -> Knobs:
     """The options of a source and their defaults."""
     return {option: parameter.default for option, parameter in inspect.signature(_loader(name)).parameters.items()}
 

@@ -78,7 +78,7 @@ def load(least: int = 31, share: float = 0.3, length: int = 25, vectors: str = "
             f"{book.name} knows {covered:.0%} of the words said; {len(known)} different ones.",
         ],
     )
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": x,
         "y": np.array([label for label, _, _, _ in rows], dtype=np.int64),
         "time": np.array([_seconds(path, date) for _, date, _, _ in rows]),

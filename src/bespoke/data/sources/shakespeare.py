@@ -104,7 +104,10 @@ def _characters(snippets: dict[str, list[bytes]], length: int, most: int) -> Pop
         target="next character",
         notes=list(NOTES),
     )
-    columns: dict[str, Any] = {"x": np.ascontiguousarray(tokens[:, :-1]), "y": np.ascontiguousarray(tokens[:, 1:])}
+    columns: dict[str, NDArray[Any]] = {
+        "x": np.ascontiguousarray(tokens[:, :-1]),
+        "y": np.ascontiguousarray(tokens[:, 1:]),
+    }
     return Population.build(columns, roles, group=plays, about=about)
 
 

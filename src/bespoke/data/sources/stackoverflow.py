@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.sources.formats.roles import MOTLEY_SEED, TEST, TRAIN, VALIDATION, role_facts
@@ -78,7 +79,7 @@ def load(
         ],
         **role_facts(role),
     )  # fmt: skip
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any] | Tensor] = {
         **shifted(np.concatenate(rows)), "time": np.concatenate(times), "role": np.repeat(role, sizes)
     }  # fmt: skip
     return Population.build(columns, np.repeat(users, sizes), about=about)

@@ -53,7 +53,10 @@ def load(
     sizes = [len(y) for y in ys]
     ids = _ids(clients)
     labels = np.char.add("group ", (np.arange(clients) % groups).astype(str))
-    columns: dict[str, Any] = {"x": np.concatenate(xs).astype(np.float32), "y": np.concatenate(ys).astype(np.float32)}
+    columns: dict[str, NDArray[Any]] = {
+        "x": np.concatenate(xs).astype(np.float32),
+        "y": np.concatenate(ys).astype(np.float32),
+    }
     group = np.repeat(labels, sizes) if groups > 1 else None
     about = _about(features, f"Weights differ between clients by a standard deviation of {between:g}; noise {noise:g}.")
     return Population.build(columns, np.repeat(ids, sizes), group=group, about=about)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from bespoke.data.population import Population
 from bespoke.data.sources.formats.roles import TEST, TRAIN, VALIDATION, role_facts
@@ -66,7 +68,7 @@ def load(
         **role_facts(role_of),
     )  # fmt: skip
     tokens = words.encode([sentence for client in clients for sentence in talks[client]], length)
-    columns: dict[str, Any] = {**shifted(tokens), "role": np.repeat(role_of, sizes)}
+    columns: dict[str, NDArray[Any] | Tensor] = {**shifted(tokens), "role": np.repeat(role_of, sizes)}
     group = np.repeat([client.split(":")[0] for client in clients], sizes)
     return Population.build(columns, np.repeat(clients, sizes), group=group, about=about)
 

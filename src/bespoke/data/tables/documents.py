@@ -94,7 +94,7 @@ def open_texts(
     if not cut.sentences:
         raise UserError(f"no text of {path.name} has {how.shortest} {_unit(tokenizer)} or more; lower data.shortest")
     notes += [*cut.notes(how.shortest, tokenizer, settings), *_few(code[cut.kept], len(ids))]
-    columns: dict[str, Any] = {}
+    columns: dict[str, NDArray[Any]] = {}
     if len(cut.row) > len(cut.kept):
         columns["unit"] = cut.row
     if time is not None:

@@ -21,6 +21,7 @@ import pyarrow.parquet
 
 from bespoke.data.tables.columns import MISSING, plain
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 
 _CSV, _TEXT, _TSV, _PARQUET = (".csv",), (".txt", ".data", ".dat"), (".tsv", ".tab"), (".parquet", ".pq")
 _JSON = (".jsonl", ".ndjson")
@@ -115,7 +116,7 @@ def _read_json(path: Path) -> pa.Table:
     return pa.table({name: _json_column(values + [None] * (count - len(values))) for name, values in columns.items()})
 
 
-def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _json_object(path: Path, number: int, line: str) -> JsonObject:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:

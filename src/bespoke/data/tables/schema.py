@@ -30,6 +30,7 @@ from typing import Any, get_args
 
 from bespoke.data.about import ColumnKind
 from bespoke.errors import UserError, unknown
+from bespoke.plain import JsonObject
 
 Statistics = dict[str, tuple[float, float]]  # mean and deviation by feature, and by the target's name
 
@@ -76,11 +77,11 @@ class Schema:
         return {name: ((low + high) / 2, (high - low) / math.sqrt(12)) for name, (low, high) in found.items()}
 
     # -- as a file -----------------------------------------------------------------------------------------------------
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """As a file holds it; `left_out` and `other` are there where something was learned."""
         columns = {}
         for column in self.columns:
-            entry: dict[str, Any] = {"kind": column.kind}
+            entry: JsonObject = {"kind": column.kind}
             if column.kind == "category":
                 entry |= {"categories": list(column.categories), "other": column.other}
             if column.kind == "date":
@@ -88,7 +89,7 @@ class Schema:
             if column.kind == "text":
                 entry["words"] = dict(zip(column.words, column.weights))
             columns[column.name] = {**entry, **_said(column.range), **({"missing": True} if column.missing else {})}
-        target: dict[str, Any] = {"name": self.target.name, **_said(self.target.range)}
+        target: JsonObject = {"name": self.target.name, **_said(self.target.range)}
         if self.target.classes is not None:
             target |= {"classes": list(self.target.classes), "other": self.target.other}
         statistics = {name: list(pair) for name, pair in self.statistics.items()}
@@ -162,7 +163,7 @@ def write_words(path: Path, words: Sequence[str]) -> None:
     _write(path, {"words": list(words)})
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
+def _write(path: Path, found: JsonObject) -> None:
     from bespoke.storage import write_text
 
     if path.suffix == ".toml":
@@ -209,7 +210,7 @@ def _text(made: Column, found: Any, place: str) -> Column:
     return replace(made, words=tuple(weights), weights=tuple(float(weight) for weight in weights.values()))
 
 
-def _table(found: Any, where: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+def _table(found: Any, where: str, known: tuple[str, ...] = ()) -> JsonObject:
     if not isinstance(found, dict):
         raise UserError(f"{where} has to be a table (see docs/data.md), not {found!r:.60}")
     for key in found:
@@ -233,7 +234,7 @@ def _pair(found: Any, where: str) -> tuple[float, float]:
     return float(found[0]), float(found[1])
 
 
-def _range(table: dict[str, Any], where: str) -> tuple[float, float] | None:
+def _range(table: JsonObject, where: str) -> tuple[float, float] | None:
     if "range" not in table:
         return None
     low, high = _pair(table["range"], f"{where}.range")

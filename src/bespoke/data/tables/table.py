@@ -115,7 +115,7 @@ def open_table(
         )
     kinds = {column.name: column.kind for column in schema.columns} if schema else {}
     read = [cells_of(name, table[name], name == group, notes, kinds.get(name)) for name in chosen]
-    columns: dict[str, Any] = {"cells": np.empty((len(code), 0)), "y": y}
+    columns: dict[str, NDArray[Any]] = {"cells": np.empty((len(code), 0)), "y": y}
     if held := [found for found in read if found is not None]:
         columns["cells"] = np.column_stack([values for _, values in held])
     _note_clients(y, code, len(ids), notes)

@@ -10,6 +10,7 @@ from typing import Any
 
 from bespoke import pretrained
 from bespoke.errors import UserError
+from bespoke.plain import JsonObject
 
 # a run of letters and digits, apostrophes inside it included; any other sign is a word by itself
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
@@ -52,7 +53,7 @@ def plain(text: str, lower: bool) -> str:
     return " ".join((text.lower() if lower else text).split())
 
 
-def pieces_of(text: str, settings: dict[str, Any]) -> list[str]:
+def pieces_of(text: str, settings: JsonObject) -> list[str]:
     """The pieces of a text as a model's data have them (`about["text"]`); by spaces where nothing is said."""
     if "tokenizer" not in settings:
         return text.split()

@@ -49,7 +49,7 @@ def population(
     end: bool = True,
     spaced: bool = True,
     unknown: Sequence[str] = (),
-    columns: dict[str, Any] | None = None,
+    columns: dict[str, NDArray[Any]] | None = None,
 ) -> Population:
     """Sentences as raw rows: the first `length` words of each.
 

@@ -19,7 +19,7 @@ from bespoke.experiment.choosing import size_edges
 from bespoke.experiment.experiment import Experiment
 from bespoke.method import Method
 from bespoke.randomness import mix
-from bespoke.records import PrivacyRecord, RunRecord
+from bespoke.records import AcceptanceRule, ChosenRecord, PrivacyRecord, RunRecord
 from bespoke.runs.evaluation import HALVES, Point, json_number
 from bespoke.runs.events import Progress
 from bespoke.runs.folder import RunFolder
@@ -301,7 +301,7 @@ class SiteResults:
             self._clients(final.clients, names)
         rounds, lines = folder.read_log("rounds.jsonl"), folder.read_log("ledger.jsonl")
         own = final.choice.rule["by"] in ("client", "support", "size") or final.without is not None
-        chosen: dict[str, Any] = {"candidate": names[final.choice.default], "by_client": own}
+        chosen: ChosenRecord = {"candidate": names[final.choice.default], "by_client": own}
         if final.choice.who is not None:
             chosen["who"] = {name: json_number(value) for name, value in final.choice.who.items()}
         costs = final.choice.costs
@@ -323,7 +323,8 @@ class SiteResults:
         record["chosen"] = chosen if len(names) > 1 else {}
         record["candidates"] = dict(zip(names, seen)) if len(names) > 1 else {}
         if final.without is not None:
-            rule, mean = final.choice.rule["accept"], json_number(plain_mean(final.without, metric))
+            rule: AcceptanceRule = final.choice.rule["accept"]
+            mean = json_number(plain_mean(final.without, metric))
             record["accept"] = {**rule, "accepted": final.query["accepted"], "query_without": mean}
         if privacy is not None:
             record["privacy"] = privacy

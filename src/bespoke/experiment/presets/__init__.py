@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,12 +19,13 @@ from bespoke.errors import UserError, unknown
 from bespoke.experiment.reading import read_toml
 from bespoke.experiment.typed import explain
 from bespoke.experiment.variants import check_entries
+from bespoke.plain import ByMethod, TomlTable
 from bespoke.storage import write_text
 
 HERE = Path(__file__).parent
 OWN = Path("presets")  # in the working directory
 
-ByMethod = dict[str, dict[str, Any]]
+ByMethod = ByMethod
 
 
 class _File(BaseModel):
@@ -34,7 +34,7 @@ class _File(BaseModel):
     source: str = ""
     notes: list[str] = []
     rounds: int | None = Field(default=None, ge=1)
-    experiment: dict[str, Any] = {}
+    experiment: TomlTable = {}
     knobs: ByMethod = {}
     grid: ByMethod = {}
     best: ByMethod = {}
@@ -50,7 +50,7 @@ class Preset:
     source: str = ""
     notes: list[str] = field(default_factory=list)
     rounds: int | None = None
-    experiment: dict[str, Any] = field(default_factory=dict)
+    experiment: TomlTable = field(default_factory=dict)
     knobs: ByMethod = field(default_factory=dict)
     grid: ByMethod = field(default_factory=dict)
     best: ByMethod = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Preset:
         """All methods it says something of."""
         return list(dict.fromkeys([*self.knobs, *self.grid, *self.best]))
 
-    def below(self, raw: dict[str, Any]) -> dict[str, Any]:
+    def below(self, raw: TomlTable) -> TomlTable:
         """An experiment with the preset's tables where it has none of its own."""
         return {**self.experiment, **raw}
 
@@ -82,7 +82,7 @@ class Preset:
         under = {m: joined(self.knobs.get(m, {}), self.best.get(m, {}) if tuned else {}) for m in self.methods()}
         return {m: joined(under.get(m, {}), knobs.get(m, {})) for m in [*under, *knobs]}
 
-    def entries_below(self, table: dict[str, Any]) -> dict[str, Any]:
+    def entries_below(self, table: TomlTable) -> TomlTable:
         """A [compare] table with those of the preset's entries that its methods name."""
         methods, entries = table.get("methods"), table.get("entries", {})
         if not (isinstance(methods, list) and isinstance(entries, dict)):
@@ -112,7 +112,7 @@ def preset_path(name: str) -> Path:
     return packaged if packaged.is_file() and not (OWN / packaged.name).is_file() else OWN / packaged.name
 
 
-def joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def joined(under: TomlTable, over: TomlTable) -> TomlTable:
     """Two tables of knobs in one, `over` winning; tables inside (a server) are joined too."""
     result = dict(under)
     for key, value in over.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from bespoke.declarations import Reveal, changes, reveals
 from bespoke.errors import UserError
+from bespoke.plain import TomlTable
 
 if TYPE_CHECKING:
     from bespoke.declarations import Reveal
@@ -101,7 +102,7 @@ def check_methods(robust: RobustConfig, methods: Sequence[Method], cohort: int) 
         )
 
 
-def equal_weights(stage: dict[str, Any], kinds: Mapping[str, type[Method]], where: str) -> dict[str, Any]:
+def equal_weights(stage: TomlTable, kinds: Mapping[str, type[Method]], where: str) -> TomlTable:
     """A stage with the defaults under [robust]: clients weigh alike, because they report their sizes themselves."""
     kind = kinds.get(str(stage.get("method")))
     if kind is None or not kind.trains or "weighting" not in kind.__dataclass_fields__:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bespoke.declarations import Observed
 from bespoke.methods.parts.server_optimizer import ServerOptimizer
 from bespoke.task import Task
 from bespoke.tensors import Params, Tree, tree_map
@@ -45,7 +46,7 @@ def step_contexts(
     return tree_map(kept, moved, contexts), tree_map(kept, after, state)
 
 
-def used_by(uses: Tensor) -> dict[str, Any]:
+def used_by(uses: Tensor) -> Observed:
     """How many clients used each context, for the round's log; noise may make the sums negative."""
     return {"uses": uses.clamp(min=0).round().int().tolist()}
 

@@ -8,12 +8,11 @@ group is a federation of its own, with a server optimizer, a state of it and (in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bespoke.declarations import Card, Handoff, Needs, One, PerGroup
+from bespoke.declarations import Card, Handoff, Needs, Observed, One, PerGroup
 from bespoke.method import Cohort, Method
 from bespoke.methods.fedavg import FedAvg
 from bespoke.task import Task
@@ -41,7 +40,7 @@ class ByGroup(Method):
         groups: Tensor = server["groups"]
         return groups
 
-    def observe(self, server: Tree, cohort: Cohort) -> dict[str, Any]:
+    def observe(self, server: Tree, cohort: Cohort) -> Observed:
         here = server["groups"][torch.tensor(cohort.clients)].bincount()[1:]
         here = here[here > 0]  # how few clients stand behind a sum is what it gives away of each
         return {"groups": len(here), "smallest_group": int(here.min()) if len(here) else 0}

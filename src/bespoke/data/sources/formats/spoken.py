@@ -59,7 +59,7 @@ def spoken(
     pretrained: str,
     end: bool,
     group: Sequence[str] | None = None,
-    columns: dict[str, Any] | None = None,
+    columns: dict[str, NDArray[Any]] | None = None,
     notes: Sequence[str] = (),
     **facts: Unpack[RoleFacts],
 ) -> Population:

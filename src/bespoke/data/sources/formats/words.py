@@ -78,7 +78,7 @@ class Vocabulary:
         return describe(source, **about)
 
 
-def shifted(tokens: NDArray[Any]) -> dict[str, Any]:
+def shifted(tokens: NDArray[Any]) -> dict[str, Tensor]:
     """x and y of rows of tokens: two views of one array, for the largest sources fill the memory."""
     whole: Tensor = torch.from_numpy(tokens)
     return {"x": whole[:, :-1], "y": whole[:, 1:]}

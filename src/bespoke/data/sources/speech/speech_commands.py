@@ -100,7 +100,7 @@ def load(
         target=f"whether it is {wake_word!r}",
         notes=_notes(clips, kept, is_wake_word, states, clients, least),
     )
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": clips.pictures[state[kept], kept],
         "y": is_wake_word[kept].astype(np.int64),
         "clip": kept,  # its place among all clips, to find it in another state

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bespoke.data.population import Population
 from bespoke.data.sources.formats.preferences import ROWS, deal, liking, parted
@@ -44,7 +45,7 @@ def load(
     dealt = deal(likes, voices, lambda voice: [voice * sentences + pool for pool in pools], seed)
     kinds = [f"{voice:02d}" for voice in range(voices)]
     frames, bands = SIZES[size]
-    columns: dict[str, Any] = {
+    columns: dict[str, NDArray[Any]] = {
         "x": said.pictures[dealt.row.flatten()],
         "y": dealt.label.flatten(),
         "kind": dealt.kind.flatten(),
