@@ -99,6 +99,7 @@ def test_a_run_has_a_name_that_is_no_path(tmp_path: Path) -> None:
 def test_a_sites_settings_are_its_rules() -> None:
     said = {"least": 4, "epsilon": 2.0, "delta": 1e-4, "methods": ["ditto"], "share_clients": True}
     assert rules_of(said) == Rules(4, 2.0, 1e-4, ("ditto",), True)
+    assert rules_of({"least": 1, "models": ["mine:net"]}) == Rules(1, models=("mine:net",))
     with pytest.raises(UserError, match="a budget needs an epsilon above zero and a delta between 0 and 1"):
         rules_of({"least": 1, "epsilon": 1.0, "delta": None})
     with pytest.raises(UserError, match="'shell' is not built in"):

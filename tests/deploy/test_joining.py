@@ -16,7 +16,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from bespoke.deploy.flare.authority import Authority, accept, approve, request
+from bespoke.deploy.federated.identities import Papers
+from bespoke.deploy.flare.authority import Authority, accept, approve, request, request_fingerprint
+from bespoke.deploy.flare.executor import papers_of
 from bespoke.deploy.flare.hardened import check_kit
 from bespoke.deploy.flare.keys import pem, read_key
 from bespoke.deploy.flare.kit import write_site
@@ -288,6 +290,20 @@ def test_what_a_consortium_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refused = bespoke("deploy", "init", "hub.toml")
     assert refused.code == 2
     assert "is not empty" in refused.err
+
+
+def test_sites_vouch_for_their_clients_by_the_certificates_of_their_kits(made: Loopback) -> None:
+    """Of the same authority: a site is believed, by the fingerprint that `join` has printed; nobody else is."""
+    north, south = (papers_of(made.sites[name], {}) for name in ("north", "south"))
+    found = north.check("00aa", south.vouch("00aa", bytes(32)))
+    key = request_fingerprint(made.sites["south"].parent / "south.request.zip")
+    assert (found.site, found.public, found.fingerprint) == ("south", bytes(32), key)
+    for folder, name, role in ((made.kit, "server", "server"), (made.kit.parent / "admin", "client", "project_admin")):
+        startup = folder / "startup"
+        shown = x509.load_pem_x509_certificate((startup / f"{name}.crt").read_bytes())
+        other = Papers(read_key(startup / f"{name}.key"), shown, north.root)
+        with pytest.raises(UserError, match=f"which is no site's but a {role}'s"):
+            north.check("00aa", other.vouch("00aa", bytes(32)))
 
 
 def test_a_hub_toml_that_no_longer_fits_the_kit(made: Loopback) -> None:

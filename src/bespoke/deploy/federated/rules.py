@@ -47,9 +47,9 @@ class Rules:
     epsilon: float | None = None  # the site's own budget, of all runs together; None: it keeps none
     delta: float | None = None
     methods: tuple[str, ...] | None = None  # None: all that are built in
-    models: tuple[str, ...] = ()  # "package.module:name" of networks that are installed here and may be trained
     share_clients: bool = False  # each client's scores may leave, by its name
     evaluate: bool = True  # statistics of scores may leave
+    models: tuple[str, ...] = ()  # "package.module:name" of networks that are installed here and may be trained
 
     def __post_init__(self) -> None:
         if self.least < 1:
