@@ -194,9 +194,9 @@ def test_where_it_does_not_fit(numbers: Population, classes: Population) -> None
     two = bespoke.population({"a": (np.eye(20), np.arange(20) % 2)}, task="classification")
     with pytest.raises(UserError, match=r"'svm' is the one with the hinge"):
         experiment(two, own_losses.focal, model={"name": "svm"})
-    with pytest.raises(UserError, match=r"shared needs .*own_losses:absolute is not known to be"):
+    with pytest.raises(UserError, match=r"shared needs .*cannot solve the loss own_losses:absolute"):
         experiment(numbers, own_losses.absolute, {"method": "shared", "rounds": 1})
-    with pytest.raises(UserError, match=r"mixed needs .*own_losses:absolute is not known to be"):
+    with pytest.raises(UserError, match=r"mixed needs .*cannot solve the loss own_losses:absolute"):
         experiment(numbers, own_losses.absolute, {"method": "mixed", "rounds": 1})
     with pytest.raises(UserError, match="solver = 'exact' needs"):
         experiment(numbers, own_losses.absolute, {"method": "local", "solver": "exact"})

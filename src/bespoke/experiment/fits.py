@@ -176,5 +176,5 @@ def check_fit(method: Method, task: Any, population: Population, where: str) -> 
 
 def _unsolved(task: Any) -> str:
     if task.own_loss is not None:
-        return f"and a loss that it can solve, which {task.own_loss.name} is not known to be"
+        return f"it cannot solve the loss {task.own_loss.name}"
     return f"{task.network.called} has none here"
