@@ -88,8 +88,8 @@ class PresetFacts(TypedDict):
 
 def describe_methods(name: str | None = None) -> list[MethodFacts]:
     from bespoke.methods import METHODS
-    from bespoke.study.comparison import NO_TASK
     from bespoke.study.described import describe
+    from bespoke.study.plan import NO_TASK
 
     if name is not None:
         trust_named(name)
