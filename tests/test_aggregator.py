@@ -274,8 +274,8 @@ def test_motleys_presets_name_it_for_fedavg_alone(tmp_path: Path) -> None:
             "tune = false\n"
         )
         made = Comparison.read(tmp_path / "c.toml", tmp_path / "out")
-        made._check()
-        stages = [*made._stages("finetune", {}), *made._stages("hypcluster", {})]
+        made.plan.check()
+        stages = [*made.plan.stages("finetune", {}), *made.plan.stages("hypcluster", {})]
         assert [(stage["method"], stage.get("aggregator")) for stage in stages] == [
             ("fedavg", "tff-robust"), ("finetune", None), ("ensemble", "tff-robust"), ("hypcluster", None),
         ]  # fmt: skip

@@ -17,13 +17,13 @@ from bespoke.experiment.build import build, to_toml
 from bespoke.experiment.checks import checked
 from bespoke.experiment.choosing import ValidationScores
 from bespoke.experiment.experiment import flat
+from bespoke.experiment.search_space import past_the_edge
 from bespoke.federation.engine import Choice
 from bespoke.methods import FineTune
 from bespoke.runs.evaluation import HALVES, Scoring
 from bespoke.runs.events import Interrupted
 from bespoke.runs.folder import RunFolder
 from bespoke.runs.training import Run
-from bespoke.study.comparison import past_the_edge
 from bespoke.study.references import constant, pooled
 
 LOOP = Choice(False, 1, 0, 1, "autograd", "")

@@ -17,9 +17,9 @@ FILES = sorted(path for path in BENCHMARKS.rglob("*.toml") if "compare" in tomll
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BENCHMARKS)))
 def test_it_can_be_run(path: Path, tmp_path: Path) -> None:
     found = Comparison.read(path, tmp_path / "out")
-    found._check()
+    found.plan.check()
     assert set(found.entries) <= set(found.methods)
-    assert set(found.grid) <= set(found._needed())  # a grid of nobody would go unnoticed
+    assert set(found.grid) <= set(found.plan.needed())  # a grid of nobody would go unnoticed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BENCHMARKS)))

@@ -35,7 +35,7 @@ ASKED = argparse.Namespace(number=0, jobs=1, rounds=0, seeds=0, methods=None, cu
 def test_nine_methods_with_the_papers_numbers(experiment: Any, column: str, tmp_path: Path) -> None:
     privacy = read_toml(VOICE.privacy) if column == "gaussian" else {}
     found = experiment.comparison(tmp_path, "imbalanced", privacy, ASKED)
-    found._check()
+    found.plan.check()
     assert set(found.methods) == set(results_fedembed.ORDER)
     assert found.base["data"]["options"]["users"] == "imbalanced"
     assert ("privacy" in found.base) == (column == "gaussian")
@@ -86,7 +86,7 @@ def test_noise_on_the_clients_is_a_column_of_its_own(tmp_path: Path) -> None:
     privacy = read_toml(MNIST.clients)
     assert privacy["privacy"]["local_noise"] > 0 < privacy["privacy"]["noise"]
     found = MNIST.comparison(tmp_path, "balanced", privacy, ASKED)
-    found._check()
+    found.plan.check()
     assert found.expected["FedRep"]["mean"] == 0.51  # the paper's Gaussian column
     assert results_fedembed.of_paper("clients") == "gaussian"
     with pytest.raises(UserError, match="voice has no file"):
@@ -97,7 +97,7 @@ def test_figures_train_embeddings_at_their_own_rates(tmp_path: Path) -> None:
     rates = tomllib.loads((BENCHMARKS / "fedembed" / "figures.toml").read_text())
     for experiment in (MNIST, VOICE):
         found = experiment.figures(tmp_path, ASKED)
-        found._check()
+        found.plan.check()
         plain = experiment.comparison(tmp_path, "balanced", {}, ASKED).entries
         assert set(found.methods) - {NO_KINDS} == set(results_fedembed.EMBEDDED)
         assert set(rates[experiment.name]) <= set(results_fedembed.EMBEDDED)
@@ -206,7 +206,7 @@ def test_curves_are_the_same_comparison_with_rows_to_validate_on(tmp_path: Path)
     found = MNIST.comparison(tmp_path / "balanced-none", "balanced", {}, ASKED)
     entries = dict(found.entries)
     made = curves(found)
-    made._check()
+    made.plan.check()
     assert made.folder == tmp_path / "curves-balanced-none"
     assert (made.entries, made.seeds, made.rounds, made.base["evaluate_every"]) == (entries, (0,), 60, 10)
     assert made.base["split"]["fractions"] == [16 / 30, 4 / 30, 10 / 30]

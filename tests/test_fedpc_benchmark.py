@@ -160,7 +160,7 @@ def test_parts_take_the_rates_that_were_chosen(tmp_path: Path) -> None:
     assert known.knobs["fedpc"] | {"server": {}} == {"steps": 5, "lr": 0.5, "server": {}}
     assert known.knobs["fedpc"]["server"]["lr"] == 0.25
     for part in parts.PARTS:
-        parts.comparison(part, asked)._check()
+        parts.comparison(part, asked).plan.check()
     assert parts.comparison("withheld", asked).base["split"]["protocol"] == "cross-device"
     assert parts.comparison("seasons", asked).base["data"]["options"]["contexts"] == "season"
     assert parts.comparison("smollm2", asked).base["model"]["pretrained"] == "smollm2"

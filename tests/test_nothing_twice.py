@@ -14,7 +14,7 @@ from bespoke.experiment import build, checks, prepare, stage
 from bespoke.experiment.checks import checked
 from bespoke.experiment.search_space import read_space
 from bespoke.experiment.stage import stages_of
-from bespoke.study import comparison, tuning
+from bespoke.study import comparison, plan, tuning
 from bespoke.study.comparison import Comparison
 from bespoke.study.tuning import Tuning
 
@@ -50,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
     count("check_stage", stage)
     count("build", build)
     count("engine_choice", build)
-    count("checked", checks, comparison, tuning)
+    count("checked", checks, comparison, plan, tuning)
     return count
 
 

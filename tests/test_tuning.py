@@ -314,12 +314,12 @@ def test_presets_say_the_papers_warm_start(here: Path, name: str, warm: int, rou
     table = f'[compare]\npreset = "motley-{name}"\nmethods = {methods}\ntune = false\n'
     Path("c.toml").write_text(f'[data]\nsource = "exam"\n{table}')
     made = Comparison.read(Path("c.toml"), Path("out"))
-    made._check()
-    first, then = made._stages("hypcluster", {})
+    made.plan.check()
+    first, then = made.plan.stages("hypcluster", {})
     assert (first["method"], first["rounds"], then["rounds"]) == ("ensemble", warm, rounds)
     assert first["k"] == then["k"]
     if name != "adni":
-        assert [stage["method"] for stage in made._stages("hypcluster-cold", {})] == ["hypcluster"]
+        assert [stage["method"] for stage in made.plan.stages("hypcluster-cold", {})] == ["hypcluster"]
 
 
 def test_a_preset_gives_what_the_file_does_not(here: Path) -> None:
@@ -331,12 +331,12 @@ def test_a_preset_gives_what_the_file_does_not(here: Path) -> None:
     assert made.base["metric"] == "half_mse"
     assert made.knobs["fedavg"]["batch_size"] == 8
     assert made.knobs["fedavg"]["drop_last"]
-    assert len(grid(made._space("fedavg"))) == 25
+    assert len(grid(made.plan.space("fedavg"))) == 25
     Path("c.toml").write_text(Path("c.toml").read_text().replace("rounds = 3", "tune = false"))
     fixed = Comparison.read(Path("c.toml"), Path("out"))
     assert fixed.rounds == 501
     assert fixed.knobs["local"]["lrs"] == [0.01]
-    assert fixed._space("fedavg") == {}
+    assert fixed.plan.space("fedavg") == {}
 
 
 # Several at a time

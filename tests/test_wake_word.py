@@ -40,11 +40,11 @@ def script(name: str) -> ModuleType:
 def test_comparisons_are_valid_and_share_their_warm_start(name: str, rounds: int, cohort: Any, tmp_path: Path) -> None:
     wake_word = script("self_fl/wake_word")
     asked = wake_word.comparison(name, tmp_path, 3, 0.1)
-    asked._check()
+    asked.plan.check()
     assert (asked.rounds, asked.base["cohort"]) == (rounds, cohort)
-    begun = [asked._stages(label, {})[:2] for label in asked.methods]
+    begun = [asked.plan.stages(label, {})[:2] for label in asked.methods]
     assert all(stages == begun[0] for stages in begun)
-    tuned = {label for label in asked.methods if asked._space(label)}
+    tuned = {label for label in asked.methods if asked.plan.space(label)}
     assert tuned == (set(wake_word.DEVICES) if name == "devices" else set())
 
 

@@ -82,7 +82,7 @@ def main() -> None:
     parts = []
     for label in READINGS:
         if label in comparison.methods:
-            config = comparison._config(label, comparison.seeds[0], {})
+            config = comparison.plan.config(label, comparison.seeds[0], {})
             folder = RunFolder.create(arguments.out / label, to_toml(config))
             parts.append(watch(build(config), folder).assign(label=label))
     found = pd.concat(parts, ignore_index=True)

@@ -190,7 +190,7 @@ def main() -> None:
             "chosen": {method["label"]: method["chosen"] for method in compared["methods"] if method["chosen"]},
         }
         lr = about["devices"]["chosen"]["self-fl"]["lr"]
-        population = load_population(asked._config(asked.methods[0], 0, {}))
+        population = load_population(asked.plan.config(asked.methods[0], 0, {}))
         counts += measure(folder, population, clips, tuple(STATES))
     partial = arguments.out / ".false_accepts.parquet.partial"
     pd.DataFrame(counts).to_parquet(partial, index=False)

@@ -145,10 +145,10 @@ def test_the_setting_of_the_paper_is_an_experiment(tmp_path: Path) -> None:
     """Appendix G.3: 200 rounds of FedAvg, then 400 of each method, 77 clients a round; nothing is loaded for it."""
     path = Path(__file__).parents[2] / "benchmarks" / "self_fl" / "sent140.toml"
     comparison = Comparison.read(path, tmp_path)
-    comparison._check()
+    comparison.plan.check()
     assert comparison.base["cohort"] == {"size": 77}
     for name in comparison.methods:
-        warm, own = comparison._stages(name, {})
+        warm, own = comparison.plan.stages(name, {})
         assert (warm["method"], warm["rounds"], own["rounds"]) == ("fedavg", 200, 400)
         assert (warm["lr"], warm["batch_size"], warm["epochs"]) == (0.3, 10, 2)
         assert (own["lr"], own["batch_size"]) == (0.3, 10)

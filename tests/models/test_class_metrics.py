@@ -12,7 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from bespoke.models import build_task, metric
 from bespoke.models.metric import default_metric
 from bespoke.models.networks import Linear
-from bespoke.models.task import Classification, finished
+from bespoke.models.scores import finished
+from bespoke.models.task import Classification
 
 TASK = Classification(Linear(2, 2), metrics=("accuracy", "f1"))
 NAMES = ("auc", "balanced_accuracy", "f1")

@@ -15,8 +15,9 @@ from bespoke.models import MODELS, NETWORKS, build_task
 from bespoke.models.language import LanguageModel
 from bespoke.models.mobilenet import MobileNetV2
 from bespoke.models.networks import CNN, LSTM, MLP, FedAvgCNN, FedEmbedCNN, LeNet, Linear, Network
+from bespoke.models.scores import finished
 from bespoke.models.sound import FedEmbedSpeech, SpectrogramCNN
-from bespoke.models.task import BaseTask, Classification, Regression, finished
+from bespoke.models.task import BaseTask, Classification, Regression
 from bespoke.models.transformer import Transformer, positions
 from bespoke.tensors import Params
 

@@ -20,7 +20,7 @@ from bespoke.experiment.checks import checked
 from bespoke.models import build_task
 from bespoke.models.language import LanguageModel
 from bespoke.models.networks import LSTM
-from bespoke.models.task import finished
+from bespoke.models.scores import finished
 from bespoke.report.group_gain import by_group
 from bespoke.report.page import write_report
 from bespoke.report.report import read, summarize, summarize_study

@@ -93,8 +93,8 @@ def describe_methods(name: str | None = None) -> list[MethodFacts]:
     from bespoke.federation.cohorts import SAMPLERS
     from bespoke.methods import METHODS
     from bespoke.methods.parts.server_optimizer import OPTIMIZERS
-    from bespoke.study.comparison import NO_TASK
     from bespoke.study.described import describe
+    from bespoke.study.plan import NO_TASK
 
     if name is not None:
         trust_named(name)

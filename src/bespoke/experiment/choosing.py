@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bespoke.method import knob
-from bespoke.models.task import finished, sums_of
+from bespoke.models.scores import finished, sums_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

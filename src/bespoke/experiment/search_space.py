@@ -94,6 +94,20 @@ def probes(space: Space) -> Iterator[KnobValues]:
         yield from ({key: value} for value in ([entry.low, entry.high] if isinstance(entry, Range) else entry))
 
 
+def past_the_edge(best: Knobs, tried: list[Knobs]) -> list[Knobs]:
+    """Settings one step beyond the edge of a grid, in each knob whose best value is the smallest or largest tried."""
+    beyond = []
+    for knob, value in best.items():
+        values = sorted({setting[knob] for setting in tried if type(setting.get(knob)) is float})
+        if type(value) is not float or len(values) < 2 or values[0] <= 0:
+            continue
+        if value == values[0]:
+            beyond.append({**best, knob: float(f"{values[0] ** 2 / values[1]:.6g}")})
+        elif value == values[-1]:
+            beyond.append({**best, knob: float(f"{values[-1] ** 2 / values[-2]:.6g}")})
+    return beyond
+
+
 def merged(fixed: Knobs, chosen: KnobValues) -> Knobs:
     """Fixed and chosen knobs together; a chosen `server.lr` is put into the table `server`."""
     result = {k: dict(v) if isinstance(v, dict) else v for k, v in fixed.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bespoke.federation.batches import Orders, StackedBatches
 from bespoke.method import Method
-from bespoke.models.task import joined
+from bespoke.models.scores import joined
 from bespoke.plain import Named
 from bespoke.tensors import Params, Tree, stack, take
 

@@ -16,7 +16,7 @@ from bespoke.models.fast.token_loss import head_judged, head_loss
 from bespoke.models.frozen import NOTHING
 from bespoke.models.language import ITEMS
 from bespoke.models.prefix import PrefixLM
-from bespoke.models.task import cut, joined
+from bespoke.models.scores import cut, joined
 from bespoke.tensors import Params
 
 

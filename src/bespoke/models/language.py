@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from bespoke.errors import UserError
 from bespoke.models.fast.token_loss import Head, head_judged, head_loss
 from bespoke.models.own_metric import Metric
-from bespoke.models.task import BaseTask, cut, joined, log_mixture, shares
+from bespoke.models.scores import cut, joined, log_mixture, shares
+from bespoke.models.task import BaseTask
 from bespoke.tensors import Params
 
 ITEMS = 2**12  # tokens whose features are in memory at once if outputs are not stored

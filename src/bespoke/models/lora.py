@@ -23,7 +23,7 @@ from bespoke.models.fast.token_loss import head_judged, head_loss
 from bespoke.models.frozen import NOTHING, FrozenLM, buckets
 from bespoke.models.language import ITEMS
 from bespoke.models.prefix import PrefixLM
-from bespoke.models.task import cut, joined
+from bespoke.models.scores import cut, joined
 from bespoke.tensors import Params
 
 ENDING = ".default.weight"  # of a parameter that peft calls its adapter's

@@ -15,7 +15,8 @@ from bespoke.errors import UserError, unknown
 from bespoke.models.fast.token_loss import head_words
 from bespoke.models.frozen import NOTHING, FrozenLM
 from bespoke.models.language import LanguageModel
-from bespoke.models.task import RAREST, ROOM, cut
+from bespoke.models.scores import RAREST, cut
+from bespoke.models.task import ROOM
 from bespoke.plain import Knobs
 from bespoke.tensors import Params
 

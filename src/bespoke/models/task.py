@@ -6,7 +6,6 @@ count, so padding changes nothing. Scores are sums over rows together with their
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,13 +22,13 @@ from bespoke.models.metric import class_sums
 from bespoke.models.networks import Network
 from bespoke.models.own_loss import OwnLoss
 from bespoke.models.own_metric import Metric
+from bespoke.models.scores import cut, joined, log_mixture, mean_over, shares
 from bespoke.models.work import multiply_adds
 from bespoke.task import Gradient, Precision
-from bespoke.tensors import Params, T, is_buffer, scale, take, tree_map
+from bespoke.tensors import Params, is_buffer, scale
 
 ROOM = 2**24  # output numbers in memory at once if rows are scored in blocks
 STEEPEST = 10.0  # norm to which gradients are clipped for safe steps
-RAREST = 1e-12  # probability of a class that no neighbour has, so that losses stay finite
 
 
 @dataclass(frozen=True)
@@ -483,51 +482,3 @@ class Classification(BaseTask):
         # argmax and sort treat NaN as the largest number, so a diverged model would have scores without this
         diverged = (outputs.isnan().any(-1) & (mask > 0)).any()
         return {name: torch.where(diverged, torch.nan, value) for name, value in sums.items()} | {"count": mask.sum()}
-
-
-def cut(rows: Params, size: int) -> list[Params]:
-    """Rows in blocks of this size, of one row at least."""
-    size, many = max(size, 1), len(rows["mask"])
-    return [take(rows, slice(begin, begin + size)) for begin in range(0, many, size)] if many > size else [rows]
-
-
-def joined(pieces: list[T]) -> T:
-    """Joins values of several blocks."""
-    return tree_map(lambda *parts: torch.cat(parts), *pieces) if pieces[1:] else pieces[0]
-
-
-def mean_over(losses: Tensor, mask: Tensor) -> Tensor:
-    """The mean over rows with mask 1."""
-    return (losses * mask).sum() / mask.sum().clamp(min=1.0)
-
-
-def shares(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """The weight of each class among neighbours, for each item."""
-    none = torch.zeros(len(targets), outputs.shape[-1])
-    return none.scatter_add(-1, targets.long(), weights).reshape(outputs.shape)
-
-
-def log_mixture(outputs: Tensor, vote: Tensor, part: Tensor) -> Tensor:
-    """log(part * vote + (1 - part) * softmax(outputs)), exactly the model's own log-probabilities where part is 0."""
-    seen = vote.clamp(min=RAREST).log() + part.log()
-    return torch.logaddexp(seen, F.log_softmax(outputs, dim=-1) + (1 - part).log())
-
-
-DERIVED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # metrics that follow from another one's mean
-    "rmse": ("mse", torch.sqrt),
-    "half_mse": ("mse", lambda mse: mse / 2),
-    "perplexity": ("loss", lambda loss: torch.exp(loss.clamp(max=math.log(1e30)))),
-}
-
-
-def sums_of(metric: str) -> tuple[str, ...]:
-    """The names of the summed scores that a metric needs."""
-    source = DERIVED[metric][0] if metric in DERIVED else metric
-    return source, f"{source}_count", "count"
-
-
-def finished(metric: str, sums: Params) -> Tensor:
-    """A metric from summed scores: the mean over rows (or its own count), or a function of a mean."""
-    source, finish = DERIVED.get(metric, (metric, lambda mean: mean))
-    score: Tensor = finish(sums[source] / sums.get(f"{source}_count", sums["count"]))
-    return score

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,16 +23,14 @@ from bespoke.experiment.callbacks import separated
 from bespoke.experiment.checks import check_compare, checked
 from bespoke.experiment.config import AUTO, ExperimentConfig
 from bespoke.experiment.experiment import Experiment
-from bespoke.experiment.fits import check_stages_fit
 from bespoke.experiment.loading import load_population
 from bespoke.experiment.presets import Preset
 from bespoke.experiment.reading import read_experiment
-from bespoke.experiment.search_space import Space, grid, merged, probes, read_space
-from bespoke.experiment.stage import StageSettings, stages_of
-from bespoke.experiment.variants import Entry, labelled
+from bespoke.experiment.search_space import grid, merged, past_the_edge
+from bespoke.experiment.stage import stages_of
+from bespoke.experiment.variants import labelled
 from bespoke.federation.engine import Choice as EngineChoice
 from bespoke.imported import trust_named
-from bespoke.method import Method
 from bespoke.methods import METHODS
 from bespoke.plain import ByMethod, Knobs, TomlTable
 from bespoke.privacy.combined import together, whole_folder
@@ -45,12 +43,12 @@ from bespoke.storage import write_text
 from bespoke.study.defaults import Settled, settle
 from bespoke.study.described import cautions, describe, described
 from bespoke.study.job import Job
+from bespoke.study.plan import ComparisonPlan, bare
 from bespoke.study.ray_runs import on_cluster
 from bespoke.study.references import REFERENCES, references_for
 from bespoke.study.scheduler import Jobs
 from bespoke.study.tuning import Trial, best, folder_name, settled
 
-NO_TASK: Any = None  # for methods that are only described
 DEFAULT_METHODS = ("fedavg", "local", "finetune")  # for a file without a list of methods
 GROUP_METHODS = (
     "group-fl",
@@ -88,7 +86,15 @@ class Comparison:
     checks: list[dict[str, str]] = field(default_factory=list)  # findings in the data
     referred: list[str] = field(default_factory=list)  # references with runs
     given: tuple[ByMethod, ByMethod] = ({}, {})  # the user's knobs and grid
-    _checked: dict[str, ExperimentConfig] = field(default_factory=dict, init=False, repr=False)
+    _validated: dict[str, ExperimentConfig] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def plan(self) -> ComparisonPlan:
+        """The configurations of the methods as the comparison is set now."""
+        return ComparisonPlan(
+            self.base, self.methods, self.seeds, self.rounds, self.knobs, self.grid if self.tune else None,
+            self.entries, self.settled.follows, self.tune_seeds, self._validated,
+        )  # fmt: skip
 
     @classmethod
     def read(cls, path: Path, folder: Path, overrides: list[str] | None = None, **rest: Any) -> Comparison:
@@ -133,7 +139,7 @@ class Comparison:
             if name not in METHODS.built_in and name not in self.entries:
                 raise unknown("method", name, [*METHODS.origins(), *self.entries], "--methods")
         if not self.automatic:
-            self._check()
+            self.plan.check()
         base = checked({**self.base, "seed": self.seeds[0], "stage": [{"method": "fedavg", "rounds": 1}]}, "compare")
         for half_written in self.folder.glob(".*.partial"):  # leftovers of a killed process; runs remove their own
             half_written.unlink(missing_ok=True)
@@ -147,15 +153,14 @@ class Comparison:
             self._adopt(settle(self.base, self.methods, prepared.plain, prepared.split))
             if self.rounds == AUTO:
                 self.rounds = self.settled.rounds or AUTO
-            self._check()
-        expected = len(self.methods) * len(self.seeds) + sum(
-            len(grid(self._space(name))) * len(self.tune_seeds or [0]) for name in self._needed() if self._space(name)
-        )
+            self.plan.check()
+        spaces = [space for name in self.plan.needed() if (space := self.plan.space(name))]
+        trials = sum(len(grid(space)) for space in spaces) * len(self.tune_seeds or [0])
         with Jobs(
             population,
             self.folder,
             self.jobs,
-            expected,
+            len(self.methods) * len(self.seeds) + trials,
             self.progress,
             self.stop,
             self.how,
@@ -167,7 +172,7 @@ class Comparison:
             if self.automatic:
                 self._choose_model(jobs)
             # built before any run, so that mistakes are refused and doubts reported at the start
-            planned = [jobs.bench.build(self._first(name)) for name in self.methods]
+            planned = [jobs.bench.build(self.plan.first(name)) for name in self.methods]
             self.notes = cautions(planned)
             for note in self.notes:
                 self.progress.note(note)
@@ -175,7 +180,7 @@ class Comparison:
             if self.automatic and self.tune and self.settled.widens:
                 self._widen(chosen, jobs)
             runs = [
-                Job(self.folder / "runs" / f"{name}-seed{seed}", self._config(name, seed, chosen))
+                Job(self.folder / "runs" / f"{name}-seed{seed}", self.plan.config(name, seed, chosen))
                 for name, seed in itertools.product(self.methods, self.seeds)
             ]
             runs += self._unattacked(chosen)
@@ -189,11 +194,6 @@ class Comparison:
             about["spent"] = whole_folder(self.folder)
         write_text(self.folder / "compare.json", json.dumps(sealed(about), indent=1))
         return self.folder
-
-    def _entry(self, name: str) -> Entry:
-        entry = Entry.of(name, self.entries)
-        follows = self.settled.follows.get(name) or self.settled.follows.get(entry.named)
-        return replace(entry, follows=follows) if follows and entry.before is None and not entry.follows else entry
 
     def _adopt(self, settled: Settled) -> None:
         """Applies the settled defaults. The user's values have priority, and nothing of an earlier model remains."""
@@ -228,7 +228,7 @@ class Comparison:
         self.progress.note(self.settled.model_note)
         if self.settled.switched:
             jobs.how, jobs.engine_file = None, "engine-network.json"
-            self._check()  # the linear model's knobs and stages were checked before
+            self.plan.check()  # the linear model's knobs and stages were checked before
 
     def _unattacked(self, chosen: ByMethod) -> list[Job]:
         """The same runs without the attack. The difference is the attack's cost to the honest clients."""
@@ -239,7 +239,7 @@ class Comparison:
         for name, seed in itertools.product(self.methods, self.seeds):
             raw = {**self.base, "attack": {**attack, "kind": "none"}, "label": name, "seed": seed}
             raw["attack"].pop("factor", None)
-            config = checked({**raw, "stage": self._stages(name, chosen)}, f"compare: {name}")
+            config = checked({**raw, "stage": self.plan.stages(name, chosen)}, f"compare: {name}")
             found.append(Job(self.folder / UNATTACKED / f"{name}-seed{seed}", config))
         return found
 
@@ -256,60 +256,16 @@ class Comparison:
             found.append(Job(path, checked(raw, name), begins_with=name, privacy=experiment.privacy))
         return found
 
-    def _needed(self) -> list[str]:
-        """The compared entries, preceded by all entries whose models they start from."""
-        lineages = [self._lineage(name) for name in self.methods]
-        return list(dict.fromkeys([*(name for lineage in lineages for name in lineage[:-1]), *self.methods]))
-
-    def _lineage(self, name: str) -> list[str]:
-        """The entries that this one starts from, in order, itself last."""
-        after = self._entry(name).after
-        return [*(self._lineage(after) if after else []), name]
-
-    def _space(self, name: str) -> Space:
-        """The search space of an entry; empty if nothing is tuned."""
-        if not self.tune:
-            return {}
-        exact = self.knobs.get(name, {}).get("solver") == "exact"
-        tried = self._entry(name).tried(self.grid, exact)
-        return read_space({k: list(v) if isinstance(v, tuple) else v for k, v in tried.items()}, f"grid.{name}")
-
-    def _check(self) -> None:
-        """Refuses knobs, values and stages that do not fit, before any data are loaded."""
-        for name in self._needed():
-            for probe in ({}, *probes(self._space(name))):
-                config = self._config(name, self.seeds[0], {name: probe})
-                check_stages_fit([_bare(stage) for stage in stages_of(config)])
-
-    def _stages(self, name: str, chosen: ByMethod) -> list[TomlTable]:
-        entry = self._entry(name)
-        before = self._stages(entry.after, chosen) if entry.after else []
-        fixed = {**self.knobs.get(entry.named, {}), **self.knobs.get(name, {}), **entry.knobs}
-        return [*before, *entry.stages(merged(fixed, chosen.get(name, {})), self.rounds)]
-
-    def _config(self, name: str, seed: int, chosen: ByMethod) -> ExperimentConfig:
-        raw = {**self.base, "label": name, "seed": seed, "stage": self._stages(name, chosen)}
-        key = json.dumps(raw, sort_keys=True, default=repr)
-        if key not in self._checked:  # each is checked once
-            self._checked[key] = checked(raw, f"compare: {name}")
-        return self._checked[key]
-
-    def _first(self, name: str) -> ExperimentConfig:
-        """A method's first trial, or its run if it has none; its ancestors as in their first trials."""
-        spaces = {other: self._space(other) for other in self._lineage(name)}
-        tried = {other: grid(space)[0] for other, space in spaces.items() if space}
-        return self._config(name, (self.tune_seeds or self.seeds)[0] if spaces[name] else self.seeds[0], tried)
-
     def _tuned(self, jobs: Jobs) -> tuple[ByMethod, dict[str, list[TrialOfMethod]]]:
         """The best knobs of every method on validation rows, and all trials.
 
         Methods that start from another's model are tuned after it, all others at the same time.
         """
-        chosen: ByMethod = {name: {} for name in self._needed()}
+        chosen: ByMethod = {name: {} for name in self.plan.needed()}
         tuning: dict[str, list[TrialOfMethod]] = {name: [] for name in chosen}
         seeds = self.tune_seeds or self.seeds[:1]
-        for depth in range(1, 1 + max(len(self._lineage(name)) for name in chosen)):
-            names = [name for name in chosen if len(self._lineage(name)) == depth and self._space(name)]
+        for depth in range(1, 1 + max(len(self.plan.lineage(name)) for name in chosen)):
+            names = [name for name in chosen if len(self.plan.lineage(name)) == depth and self.plan.space(name)]
             trials = {name: self._trials(name, seeds, chosen) for name in names}
             settled(itertools.chain.from_iterable(trials.values()), jobs)
             for name, tried in trials.items():
@@ -324,7 +280,7 @@ class Comparison:
         return chosen, tuning
 
     def _trials(self, name: str, seeds: tuple[int, ...], chosen: ByMethod) -> list[Trial]:
-        settings = grid(self._space(name), f"grid.{name}")
+        settings = grid(self.plan.space(name), f"grid.{name}")
         return [self._trial(number, name, knobs, seeds, chosen) for number, knobs in enumerate(settings)]
 
     def _trial(self, number: int, name: str, knobs: Knobs, seeds: tuple[int, ...], chosen: ByMethod) -> Trial:
@@ -332,7 +288,7 @@ class Comparison:
         for place, seed in enumerate(seeds):
             tag = f"-seed{seed}" if place else ""
             path = self.folder / "tuning" / f"{folder_name(name, **knobs)}{tag}"
-            jobs.append(Job(path, self._config(name, seed, {**chosen, name: knobs}), select_only=True))
+            jobs.append(Job(path, self.plan.config(name, seed, {**chosen, name: knobs}), select_only=True))
         return Trial(number, knobs, jobs)
 
     def _extend(
@@ -350,10 +306,10 @@ class Comparison:
 
     def _widen(self, chosen: ByMethod, jobs: Jobs) -> None:
         """Extends a method's own candidates while a candidate at their edge is chosen."""
-        for name in self._needed():
+        for name in self.plan.needed():
             for _ in range(EXTENSIONS):
-                config = self._config(name, self.seeds[0], chosen)
-                method = _bare(stages_of(config)[-1])
+                config = self.plan.config(name, self.seeds[0], chosen)
+                method = bare(stages_of(config)[-1])
                 if not hasattr(method, "widened"):
                     break
                 path = self.folder / "tuning" / folder_name(name, **chosen[name])
@@ -369,16 +325,16 @@ class Comparison:
             return
         for entry in methods:
             name, seeds = entry["label"], self.tune_seeds or self.seeds[:1]
-            needed = [name, *filter(None, [self._entry(name).after])]
-            tried = [t for n in needed if self._space(n) for t in self._trials(n, seeds, chosen)]
+            needed = [name, *filter(None, [self.plan.entry(name).after])]
+            tried = [t for n in needed if self.plan.space(n) for t in self._trials(n, seeds, chosen)]
             paths = [job.path for trial in tried for job in trial.jobs]
             entry["tuning_cost"] = together([self.folder / "runs" / f"{name}-seed{self.seeds[0]}", *paths])
 
     def _described(self, name: str, chosen: ByMethod) -> MethodRecord:
-        config = self._config(name, self.seeds[0], chosen)
+        config = self.plan.config(name, self.seeds[0], chosen)
         last = stages_of(config)[-1]
         rule = config.robust if config.privacy is None else None
-        return describe(_bare(last), rule, last.aggregator)
+        return describe(bare(last), rule, last.aggregator)
 
     def _about(
         self, experiment: Experiment, chosen: ByMethod, tuning: dict[str, list[TrialOfMethod]], engine: str
@@ -395,8 +351,8 @@ class Comparison:
                 {
                     **self._described(name, chosen),
                     "label": name,
-                    "title": self._entry(name).title,
-                    "stages": self._stages(name, chosen),
+                    "title": self.plan.entry(name).title,
+                    "stages": self.plan.stages(name, chosen),
                     "chosen": chosen.get(name, {}),
                     "tuning": tuning.get(name, []),
                 }
@@ -408,7 +364,7 @@ class Comparison:
             "expected": self.expected,
             "accept": self.accept,
             "notes": self.notes,
-            **described(experiment, resolved(self._config(self.methods[0], self.seeds[0], chosen))["split"]),
+            **described(experiment, resolved(self.plan.config(self.methods[0], self.seeds[0], chosen))["split"]),
             "engine": {"text": engine},
             "privacy": self.base.get("privacy") or {},
         }
@@ -422,20 +378,6 @@ class Comparison:
         return about
 
 
-def past_the_edge(best: Knobs, tried: list[Knobs]) -> list[Knobs]:
-    """Settings one step beyond the edge of a grid, in each knob whose best value is the smallest or largest tried."""
-    beyond = []
-    for knob, value in best.items():
-        values = sorted({setting[knob] for setting in tried if type(setting.get(knob)) is float})
-        if type(value) is not float or len(values) < 2 or values[0] <= 0:
-            continue
-        if value == values[0]:
-            beyond.append({**best, knob: float(f"{values[0] ** 2 / values[1]:.6g}")})
-        elif value == values[-1]:
-            beyond.append({**best, knob: float(f"{values[-1] ** 2 / values[-2]:.6g}")})
-    return beyond
-
-
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
@@ -447,11 +389,6 @@ def _import_report() -> None:
 
     import bespoke.report.page
     import bespoke.report.terminal  # noqa: F401
-
-
-def _bare(stage: StageSettings) -> Method:
-    """The method of a stage with its knobs, on which its declarations may depend."""
-    return METHODS[stage.method](NO_TASK, **stage.knobs)
 
 
 def default_methods(data: Any) -> tuple[str, ...]:

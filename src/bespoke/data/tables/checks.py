@@ -17,17 +17,11 @@ from numpy.typing import NDArray
 
 from bespoke.data.population import NO_GROUP, Population
 from bespoke.data.splits import Rows, Split
+from bespoke.data.tables.leaks import Floats, Ints, by_column, leaks_of, spread
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
 
 ROWS = 100_000  # looked at for duplicates and ids
-CELLS = 1_000_000  # rows times features looked at for leaks
-EXPLAINED = 0.99  # of the target's variance, or of its classes, by one column: then it is taken for the target itself
-JUDGED = 0.8  # of the rows have to lie where the curve of other clients is known
-PIECES = 512  # of the curve that is fitted to one column
 AGREEING = 0.75  # of those with equal features, beyond chance, have to agree in the target to be called duplicates
 _NAMED = re.compile(r"(?i:(^|[^a-z])(id|code|zip|zipcode|postcode|fips|sic)($|[^a-z]))|[a-z]I[Dd]$")
 
@@ -54,10 +48,10 @@ def check(population: Population, split: Split) -> list[Check]:
     if population.about.get("input", "table") != "table" or x.dtype != torch.float32 or x.dim() != 2:
         return [*_contexts(population)]
     names = list(population.about.get("features", map(str, range(x.shape[1]))))
-    columns = _columns(names)
-    leaks = _leaks(population, split, columns)
+    columns = by_column(names)
+    leaks = leaks_of(population, split, columns)
     # rows that are equal in a leak agree in the target whatever they are: that would say nothing of duplicates
-    looked = _Looked.at(population, [place for column in columns.keys() - leaks for place in columns[column]])
+    looked = Looked.at(population, [place for column in columns.keys() - leaks for place in columns[column]])
     found = [*_said(leaks, population), *looked.duplicates(split), *looked.same_clients(), *looked.ids(), *_few(split)]
     return sorted(found, key=lambda one: one.severity != "serious")
 
@@ -88,25 +82,6 @@ def _contexts(population: Population) -> Iterator[Check]:
 # Columns that are nearly the target
 
 
-def _leaks(population: Population, split: Split, columns: dict[str, list[int]]) -> dict[str, float]:
-    """Finds columns that predict the target alone, by the same rule for every client, and how well."""
-    regression = population.about.get("task") == "regression"
-    classes = len(population.about.get("classes", ()))
-    rows, owner = _some(split.train, CELLS // max(population.columns["x"].shape[1], classes, 1))
-    fold = owner % 2 == 1
-    if len(rows) < 30 or not fold.any() or fold.all():
-        return {}
-    x = population.columns["x"][torch.from_numpy(rows)].numpy().astype(np.float64)
-    y = population.columns["y"][torch.from_numpy(rows)].numpy()
-    judge = _Regression.of(y.astype(np.float64), owner) if regression else _Classes.of(y)
-    found = {}
-    for column, places in columns.items():
-        values = x[:, places[0]] if len(places) == 1 else _codes(x[:, places])
-        if (explained := judge.explained(values, fold)) > EXPLAINED:
-            found[column] = explained
-    return found
-
-
 def _said(leaks: dict[str, float], population: Population) -> Iterator[Check]:
     target = str(population.about.get("target", "the target"))
     for column, explained in leaks.items():
@@ -120,92 +95,11 @@ def _said(leaks: dict[str, float], population: Population) -> Iterator[Check]:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Regression:
-    y: Floats
-    overall: Floats  # each row's square about the mean
-    within: Floats  # about its client's mean
-
-    @classmethod
-    def of(cls, y: Floats, owner: Ints) -> _Regression:
-        means = np.bincount(owner, y) / np.maximum(np.bincount(owner), 1)
-        return cls(y, (y - y.mean()) ** 2, (y - means[owner]) ** 2)
-
-    def explained(self, values: Floats, fold: Bools) -> float:
-        """The share of the variance; zero where within clients, too, the column does not tell nearly all of it.
-
-        So a column that goes with the size of a client, as employment with product, is not taken for the target.
-        """
-        missed = (self.y - _crossed(values, self.y, fold)) ** 2
-        judged = ~np.isnan(missed)
-        if judged.mean() < JUDGED:
-            return 0.0
-        error, overall, within = (float(part[judged].sum()) for part in (missed, self.overall, self.within))
-        return 1 - error / overall if error < 10 * (1 - EXPLAINED) * (within or overall) else 0.0
-
-
-@dataclass(frozen=True)
-class _Classes:
-    y: Ints
-    indicators: list[Floats]
-    rest: float  # the share of rows that are not of the most frequent class
-
-    @classmethod
-    def of(cls, y: Ints) -> _Classes:
-        kinds = np.unique(y)
-        indicators = [(y == kind).astype(np.float64) for kind in kinds]
-        return cls(np.searchsorted(kinds, y), indicators, 1 - max(one.mean() for one in indicators))
-
-    def explained(self, values: Floats, fold: Bools) -> float:
-        """The share of classes that are predicted; zero unless at most a fifth of a constant's errors remain."""
-        curves = np.stack([_crossed(values, one, fold) for one in self.indicators])
-        judged = ~np.isnan(curves[0])
-        if judged.mean() < JUDGED:
-            return 0.0
-        missed = float((curves.argmax(0) != self.y)[judged].mean())
-        return 1 - missed if missed < self.rest / 5 else 0.0
-
-
-def _crossed(values: Floats, y: Floats, fold: Bools) -> Floats:
-    """Each half of the clients as predicted by a curve through the other half: the mean of y along `values`.
-
-    NaN outside of the other half's values: what lies beyond a curve's ends says nothing of it.
-    """
-    lowest = np.nanmin(values, initial=0.0)
-    values = np.where(np.isnan(values), lowest - 1.0, values)  # a missing value is a value of its own
-    out = np.empty_like(y)
-    for half in (fold, ~fold):
-        known, inverse = np.unique(values[half], return_inverse=True)
-        counts = np.bincount(inverse)
-        if len(known) > PIECES:
-            piece = np.minimum((np.cumsum(counts) - 1) * PIECES // len(inverse), PIECES - 1)
-            _, piece = np.unique(piece, return_inverse=True)
-            known = np.bincount(piece, known * counts) / np.bincount(piece, counts)
-            inverse = piece[inverse]
-            counts = np.bincount(inverse)
-        means = np.bincount(inverse, y[half]) / counts
-        out[~half] = np.interp(values[~half], known, means, left=np.nan, right=np.nan)
-    return out
-
-
-def _columns(names: list[str]) -> dict[str, list[int]]:
-    """The places of the features that one column of the table was made into: a category has an indicator a level."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name.split(" = ")[0], []).append(place)
-    return places
-
-
-def _codes(indicators: Floats) -> Floats:
-    """The level of a category, zero where no indicator says one."""
-    return np.where((indicators > 0).any(1), indicators.argmax(1) + 1.0, 0.0)
-
-
 # Columns that are ids or codes, rows and clients that occur twice
 
 
 @dataclass(frozen=True)
-class _Looked:
+class Looked:
     """The rows of evenly chosen clients, and numbers that equal rows share."""
 
     population: Population
@@ -216,9 +110,9 @@ class _Looked:
     y: Hashes
 
     @classmethod
-    def at(cls, population: Population, features: list[int]) -> _Looked:
+    def at(cls, population: Population, features: list[int]) -> Looked:
         """The findings in these features."""
-        clients = _spread(np.arange(len(population)), population.sizes(), ROWS)
+        clients = spread(np.arange(len(population)), population.sizes(), ROWS)
         sizes = population.sizes(clients)
         rows = np.repeat(population.offsets[clients] - (np.cumsum(sizes) - sizes), sizes) + np.arange(int(sizes.sum()))
         chosen = torch.from_numpy(rows)
@@ -380,21 +274,6 @@ def _few(split: Split) -> Iterator[Check]:
             f"{_percent(float(scarce.mean()))} % of the clients have fewer than three rows to learn from or fewer than "
             f"two to be tested on ({int(tested.sum()):,} test rows in all): too few to judge single clients.",
         )  # fmt: skip
-
-
-# Rows to look at
-
-
-def _some(part: Rows, most: int) -> tuple[Ints, Ints]:
-    """About this many rows of a part of the split, from evenly chosen clients, with the client of each (0, 1, ...)."""
-    clients = _spread(part.clients, part.sizes(), most)
-    rows, sizes = part.of(clients)
-    return rows, np.repeat(np.arange(len(clients)), sizes)
-
-
-def _spread(clients: Ints, sizes: Ints, most: int) -> Ints:
-    """Every k-th client, so that they have about so many rows."""
-    return clients[:: max(1, -(-int(sizes.sum()) // most))]
 
 
 def _percent(share: float) -> str:
