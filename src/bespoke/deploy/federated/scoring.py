@@ -209,7 +209,9 @@ class SiteScoring:
             if len(others):
                 self._score(server, others, "selection")
                 choice = self._choose("selection")
-                validation, _ = self._under(choice, "selection", "validation")
+                by = "size" if choice.rule["by"] == "size" else "global"  # only tested clients choose for themselves
+                shared = replace(choice, rule={**choice.rule, "by": by})
+                validation, _ = self._under(shared, "selection", "validation")
             self._score(server, clients, "test")
             if choice is not None and self.method.choosing.by == "auto":  # who chooses: by the tested clients' own rows
                 choice = replace(choice, rule={**choice.rule, "by": self._choose("test").rule["by"]})
