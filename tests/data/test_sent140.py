@@ -130,7 +130,7 @@ def test_vectors_that_are_not_here(folder: Path) -> None:
         ({"vectors": ["the 9 9", "love 1"]}, {}, "'love 1.n' in line 2, expected a word and 2 numbers in every line"),
         ({"vectors": ["the 9 9", "love 1 x"]}, {}, "could not convert .* in line 2, expected a word and 2 numbers"),
         ({"vectors": ["the 9 9"]}, {}, "none of the words of the tweets"),
-        ({}, {"least": 3}, "0 users have 3 tweets or more.*the most that anybody has is 2"),
+        ({}, {"least": 3}, "0 users have 3 tweets or more.*the largest number of tweets of any user is 2"),
         ({}, {"share": 0.0}, "'share' .* is 0.0; it has to be above 0 and at most 1"),
         ({}, {"vectors": "glove.6B.300d.txt"}, "needs the file sent140/glove.6B.300d.txt.*nlp.stanford.edu"),
     ],

@@ -119,7 +119,7 @@ def maps(method: Any, server: Tree) -> bool:
 
 def check_map(run: Finished) -> None:
     if not len(run.kept("user")[0]):
-        raise DoesNotApply(f"--embeddings: no client of {run.path} has trained, so that none has an embedding")
+        raise DoesNotApply(f"--embeddings: no client of {run.path} has trained, so no client has an embedding")
 
 
 def preference_map(run: Finished) -> Found:

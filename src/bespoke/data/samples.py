@@ -72,7 +72,7 @@ class Others(Query):
         ends = np.cumsum(sizes)
         place = np.searchsorted(ends, drawn, side="right")
         present, which = np.unique(place, return_inverse=True)
-        rows, have = query.of(query.clients[present])  # nobody else's rows are looked at
+        rows, have = query.of(query.clients[present])  # rows of other clients are not read
         inside = drawn - (ends - sizes)[place]
         chosen = rows[(np.cumsum(have) - have)[which] + inside]
         return cls(query.population, query.clients, query.part, chosen, query.clients[place], by_group)

@@ -1,6 +1,7 @@
 """Splits as types: `Train`, `Support`, `Validation` and `Query` rows are different classes and cannot be confused.
 
-A split is a pure function of (seed, client id, number of rows): adding clients moves nobody, and nothing is stored.
+A split is a pure function of (seed, client id, number of rows). Adding clients moves no other client, and nothing is
+stored.
 
 - cross-silo: the same clients train and are tested; each client's rows go to train / validation / query, and its
   support rows (what it adapts on) are its training rows.

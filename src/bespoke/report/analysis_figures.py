@@ -24,7 +24,7 @@ DASHES = ("solid", "dot", "dash", "dashdot", "longdash")
 def ood_figure(analyses: Sequence[Analysis], titles: dict[str, str], styles: Styles, part: str) -> Figure:
     """Own rows across, others' rows up: a curve for each learning rate, from the shared model on (Figure 5)."""
     analyses = [analysis for analysis in analyses if part in analysis.record["shared"]]
-    # a start that nobody has trained would only stretch the axes
+    # an untrained start would only stretch the axes
     drawn = [analysis for analysis in analyses if not starts_untrained(analysis.record)]
     points = _ood_points(analyses, drawn, titles, styles, part)
     if not points:

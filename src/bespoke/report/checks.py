@@ -74,7 +74,7 @@ def _perfect(summary: Summary) -> list[Concern]:
     plain = next((r for r in summary.references if r.label == "constant"), None)
     if base is None or plain is None or not math.isfinite(base.mean.value) or not math.isfinite(plain.mean.value):
         return []
-    # what a score such as accuracy lacks of one is an error as well
+    # for a score such as accuracy, the error is the distance to one
     errors = [m.mean.value if summary.lower_is_better else 1 - m.mean.value for m in (base, plain)]
     if errors[1] <= 0:
         same = "A constant prediction makes no error: all test rows have the same target, so there is nothing to learn."
@@ -82,8 +82,8 @@ def _perfect(summary: Summary) -> list[Concern]:
     if errors[1] < 0.01 * (not summary.lower_is_better) or errors[0] > PERFECT * errors[1]:
         return []
     text = (
-        f"{base.title} leaves {percent(100 * errors[0] / errors[1])} % of the error of a constant prediction: a column "
-        "may tell the target itself; if so, leave it out with --features."
+        f"{base.title} has only {percent(100 * errors[0] / errors[1])} % of the error of a constant prediction. A "
+        "column may contain the target itself; if so, leave it out with --features."
     )
     return [Concern("", "leak", text, "serious")]
 
@@ -97,7 +97,7 @@ def _rounds(summary: Summary) -> list[Concern]:
     other = [f"{title} {given:,.0f}" for title, given in rounds.items() if given != base.cost.rounds]
     if not other:
         return []
-    text = f"Not the same number of rounds of client work: {base.title} had {base.cost.rounds:,.0f}, {listing(other)}."
+    text = f"Clients worked in different numbers of rounds: {base.title} {base.cost.rounds:,.0f}, {listing(other)}."
     return [Concern("", "rounds", text)]
 
 

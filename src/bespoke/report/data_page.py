@@ -18,7 +18,7 @@ from bespoke.report.figures import Figure, escaped, theme
 from bespoke.statistics.formatting import jsonable, number, percent
 from bespoke.statistics.heterogeneity import Heterogeneity, heterogeneity
 
-SHOWN = 24  # clients of which the targets are drawn
+SHOWN = 24  # clients whose targets are drawn
 MOST = 12  # classes that have a colour of their own
 
 

@@ -75,7 +75,7 @@ def sentences(statement: PrivacyRecord) -> list[str]:
         )
     if not statement["secret"]:
         said.append(
-            "NOT private: the noise was reproducible (privacy.reproducible), and whoever knows the seed knows it."
+            "NOT private: the noise was reproducible (privacy.reproducible). Anyone who knows the seed can compute it."
         )
     if statement["stopped"]:
         budget = f"epsilon {statement['budget']:g} at delta {statement['delta']:.2g}"

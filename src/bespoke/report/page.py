@@ -201,7 +201,7 @@ def _dropped(study: RunSet) -> int:
 
 
 def _lookup(drawn: Drawn, summary: Summary) -> list[list[str]]:
-    """The columns shown for a client that is looked up, with their headings; nobody is where clients have no names."""
+    """The columns shown for a client that a reader looks up, with headings. Empty where clients have no names."""
     if not summary.names_clients:
         return []
     shown: list[list[str]] = [[name] * 2 for name in ("client", "group", "examples") if name in drawn.columns]

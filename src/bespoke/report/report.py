@@ -34,7 +34,7 @@ from bespoke.statistics.versus_baseline import Against, by_group, paired
 if TYPE_CHECKING:
     import pandas as pd
 
-ABSURD = 100  # times the mean error of a constant prediction: whoever errs more has diverged, finite or not
+ABSURD = 100  # times the mean error of a constant prediction; a method above it has diverged, even if it is finite
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def _no(status: int, text: str) -> JSONResponse:
 
 
 def _limited(receive: Receive) -> Receive:
-    """The same without a flood: a body may come without saying how long it is."""
+    """Limits the size of a body while it is read: a request may come without a length."""
     read = 0
 
     async def some() -> Message:

@@ -97,7 +97,7 @@ class _Calls:
         if message is True:  # of `stopping`
             self.handle.stop.remote()
         else:
-            self.handle.bring.remote(pickle.dumps(message))  # of which there is one at a time
+            self.handle.bring.remote(pickle.dumps(message))  # there is one at a time
 
     def recv(self) -> Any:
         while not self.said:
@@ -180,7 +180,7 @@ class RayRuns:
         return self.cluster
 
     def most(self, how: EngineChoice, expected: int) -> int:
-        """How many runs are made at a time, if nobody says it: one on each processor, or on each GPU."""
+        """The default number of runs at a time: one on each processor, or on each GPU."""
         return min(self._connect().most(how.device.startswith("cuda")), max(expected, 1))
 
     def prepare(

@@ -49,7 +49,7 @@ def load(least: int = 31, share: float = 0.3, length: int = 25, vectors: str = "
     if not kept:
         raise UserError(
             f"the source 'sent140': {len(enough)} users have {least} tweets or more, and share = {share} keeps none of "
-            f"them; the most that anybody has is {max(tweets.values())}"
+            f"them; the largest number of tweets of any user is {max(tweets.values())}"
         )
     rows = [row for row in _rows(path) if row[2] in kept]
     said = [_TOKEN.findall(text.lower())[:length] for _, _, _, text in rows]

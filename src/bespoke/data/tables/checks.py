@@ -1,7 +1,7 @@
-"""Checks of a table before training: leaks, id columns, duplicate rows, clients that are copies, few rows.
+"""Checks a table before training: leaks, id columns, duplicate rows, clients that are copies, few rows.
 
-Everything is looked for on a limited number of rows of evenly chosen clients, so that it takes a fraction of a second.
-Findings are reported; nothing is changed.
+The checks read a limited number of rows of evenly chosen clients, so they take a fraction of a second. They report
+findings and change nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Check:
 
 
 def check(population: Population, split: Split) -> list[Check]:
-    """All that is found in a table, the most serious first; of rows of other kinds only their contexts are looked at.
+    """Returns the findings in a table, the most serious first. In rows of other kinds, only contexts are checked.
 
-    The population is as it was loaded (not standardized), the split one of it.
+    The population is as it was loaded, not standardized; `split` is a split of it.
     """
     x = population.columns["x"]
     if population.about.get("input", "table") != "table" or x.dtype != torch.float32 or x.dim() != 2:
@@ -50,7 +50,7 @@ def check(population: Population, split: Split) -> list[Check]:
     names = list(population.about.get("features", map(str, range(x.shape[1]))))
     columns = by_column(names)
     leaks = leaks_of(population, split, columns)
-    # rows that are equal in a leak agree in the target whatever they are: that would say nothing of duplicates
+    # leaks are left out: rows with an equal leak have equal targets anyway, whether or not they are duplicates
     looked = Looked.at(population, [place for column in columns.keys() - leaks for place in columns[column]])
     found = [*_said(leaks, population), *looked.duplicates(split), *looked.same_clients(), *looked.ids(), *_few(split)]
     return sorted(found, key=lambda one: one.severity != "serious")
@@ -90,8 +90,8 @@ def _said(leaks: dict[str, float], population: Population) -> Iterator[Check]:
             what = f"tells the class of {_percent(explained)} % of the rows"
         yield Check(
             "leak", "serious",
-            f"The column {column} alone {what}, at clients it was not fitted to: is it known before {target} is? If "
-            "not, leave it out (--features).",
+            f"The column {column} alone {what}, at clients it was not fitted to. If it is not known before {target} "
+            "is known, leave it out (--features).",
         )  # fmt: skip
 
 
@@ -137,8 +137,8 @@ class Looked:
             if len(values) >= 50 and count >= 0.9 * len(values) and (named or width <= 2 * len(values)):
                 yield Check(
                     "id", "note",
-                    f"The column {name} has a whole number of its own in nearly every row ({count:,} different ones in "
-                    f"{len(values):,} rows) {advice}",
+                    f"The column {name} has a different whole number in nearly every row ({count:,} different numbers "
+                    f"in {len(values):,} rows) {advice}",
                 )  # fmt: skip
             elif count == clients >= 5 and (named or width <= 2 * clients) and _one_each(owner, code, clients):
                 yield Check("id", "note", f"The column {name} numbers the clients, one whole number for each, {advice}")
@@ -147,12 +147,12 @@ class Looked:
         if codes:
             yield Check(
                 "codes", "note",
-                f"Taken as numbers, though they look like codes or years: {', '.join(codes)}. If the difference of two "
-                "values means nothing, make texts of them: then each value gets an indicator.",
+                f"These columns look like codes or years, and are taken as numbers: {', '.join(codes)}. If the "
+                "difference between two values means nothing, store the values as texts. Each then gets an indicator.",
             )  # fmt: skip
 
     def duplicates(self, split: Split) -> Iterator[Check]:
-        """Query rows that also occur, value for value, among training rows, more often than by chance."""
+        """Finds query rows that equal a training row in every value, more often than by chance."""
         query = self._places([split.test.query])
         known = self._places([split.train, split.test.support])
         if not len(query) or not len(known):
@@ -166,12 +166,12 @@ class Looked:
         share = float((agreeing > 0).mean())
         yield Check(
             "duplicates", "serious" if share >= 0.05 else "note",
-            f"{_percent(share)} % of the test rows are training rows as well, with the same features and target: "
-            "results are too good by as much as a model remembers rows. Remove rows that occur twice from the table.",
+            f"{_percent(share)} % of the test rows are training rows as well, with the same features and target. A "
+            "model that remembers training rows has too good a result. Remove rows that occur twice from the table.",
         )  # fmt: skip
 
     def same_clients(self) -> Iterator[Check]:
-        """Clients with the same rows in any order, at least three different ones, more often than by chance."""
+        """Finds clients with the same rows in any order (at least three different ones), more often than by chance."""
         both = _mixed(self.x * np.uint64(3) + self.y)
         _, row = np.unique(both, return_inverse=True)
         pairs = np.unique(self.owner * len(row) + row) // len(row)
@@ -192,8 +192,8 @@ class Looked:
         shown = " and ".join(str(self.population.ids[int(place)]) for place in self.clients[varied][first])
         yield Check(
             "same clients", "serious",
-            f"{int(same.sum()):,} clients have exactly the rows of another: is the client column the right one? What "
-            "one is tested on, another was trained on.",
+            f"{int(same.sum()):,} clients have exactly the rows of another client, so one is tested on rows that "
+            "another was trained on. Check that the client column is the right one.",
             shown,
         )  # fmt: skip
 
@@ -264,8 +264,8 @@ def _few(split: Split) -> Iterator[Check]:
     if len(tested) < 6:
         yield Check(
             "few rows", "serious",
-            f"{len(tested)} clients are tested: with fewer than six no test over clients can tell a difference from "
-            "chance (at 5 %).",
+            f"{len(tested)} clients are tested. With fewer than six clients, no test can tell a difference from chance "
+            "(at 5 %).",
         )  # fmt: skip
     scarce = (trained < 3) | (tested < 2)
     if len(tested) and scarce.mean() > 0.5:
