@@ -3,10 +3,10 @@
     bespoke compare benchmarks/groups/ted.toml --out runs/language-ted
     python benchmarks/rescoring.py runs/language-ted --out runs/rescoring-ted
 
-Validation and test segments of talks are spoken by espeak-ng (a voice for each talk) and recognised by Whisper tiny.en
-with 20-best lists, in the format of `bespoke rescore`; then FL, PerFL, GroupFL and GroupPerFL rescore them. No segment
-was trained on. Needs: pip install 'bespoke-fl[speech]' ctranslate2 tokenizers. Lists are kept as they come, so that the
-command goes on where it was stopped.
+espeak-ng speaks validation and test segments of talks, with one voice per talk. Whisper tiny.en recognises them with
+20-best lists, in the format of `bespoke rescore`. Then FL, PerFL, GroupFL and GroupPerFL rescore them. No segment was
+trained on. Needs: pip install 'bespoke-fl[speech]' ctranslate2 tokenizers. Finished lists are kept, so the command
+continues where it was stopped.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Attacks x robust rules on exam results of 65 schools (embedded): what honest clients pay; a table in docs/robust.md.
+"""Attacks x robust rules on exam results of 65 schools: the cost to honest clients, as a table in docs/robust.md.
 
     python benchmarks/robust.py [--out runs/robust]
 
-Three seeds each; every run lies in a folder of its own, and the table is made of these folders: a second call runs only
-what is missing. About a minute of one core.
+Three seeds each. Every run has its own folder, and the table is made from these folders: a second call runs only what
+is missing. Takes about a minute of one core.
 """
 
 from __future__ import annotations

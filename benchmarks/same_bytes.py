@@ -1,9 +1,9 @@
-"""Checks that this checkout and another commit write the same bytes: for changes of layout, which may change no number.
+"""Checks that this checkout and another commit write the same bytes, for changes that must not change any number.
 
     python benchmarks/same_bytes.py --against HEAD~3
 
-Both run a few small experiments with the same data, seeds and folder names, one after the other, in processes of their
-own. Every file of the run folders is compared but `timing.jsonl`, which holds seconds. Exit code 1 if a file differs.
+Both run a few small experiments with the same data, seeds and folder names, one after the other, in separate processes.
+Every file of the run folders is compared, except `timing.jsonl`, which holds seconds. Exit code 1 if a file differs.
 """
 
 import argparse

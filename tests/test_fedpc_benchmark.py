@@ -110,7 +110,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert "| FedPC | lr 0.01: 123.4 | lr 0.01 |" in text
     assert "| FedPC | 30 | 55 |" in text  # 30 s a round of 5 updates: 55 rounds of 10 take 55 minutes
     assert "## Table 2: withheld users\n\nas it stood" in text
-    assert "by the run above.\n\nContinuations\n\n| user, context |" in text
+    assert "from the run above.\n\nContinuations\n\n| user, context |" in text
     assert text.rstrip().endswith("## Examples\n\nof another program")
     page.write(tmp_path, output)
     assert output.read_text() == text
@@ -129,10 +129,10 @@ def test_memory_and_times_are_ratios(tmp_path: Path) -> None:
     text = page._costs(tmp_path)
     assert "| Split-Learning | 3.00 (2.52) | 0.50 (1.62) | 30.0 MB | 0 | 50.0 MB | 3.00 kB |" in text
     assert "1 of 32,000 here, 0.0031 %" in text
-    assert "0.0050 % of Split-Learning's, 0.0075 % with Adam's moments" in text
+    assert "0.0050 % of Split-Learning's, or 0.0075 % with Adam's moments" in text
 
 
-def test_what_noise_does_is_one_sentence(tmp_path: Path) -> None:
+def test_what_noise_does_is_said(tmp_path: Path) -> None:
     made_up(tmp_path / "known", VALUES)
     folder = made_up(tmp_path / "private", {"fedpc": {0: [500.0, 600.0, 700.0]}}, seeds=1)
     about = json.loads((folder / "compare.json").read_text()) | {"privacy": {"epsilon": 8.0}}
@@ -142,8 +142,8 @@ def test_what_noise_does_is_one_sentence(tmp_path: Path) -> None:
     noise = {"clip": 0.5, "sum": {"delta": 0.75}}
     (run / "ledger.jsonl").write_text(f'{{"round": 0}}\n{json.dumps({"round": 1, "noise": noise})}\n')
     text = page._private(tmp_path)
-    assert "FedPC has a perplexity of 600.0 (115.5 without noise); noise of 1.5 times the clipping bound" in text
-    assert "sum of 3 messages. Epsilon spent is 7.99." in text
+    assert "FedPC has a perplexity of 600.0 (115.5 without noise). Noise of 1.5 times the clipping bound" in text
+    assert "sum of 3 messages. The spent epsilon is 7.99." in text
 
 
 def test_parts_take_the_rates_that_were_chosen(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Files of run, comparison and tuning folders that are damaged: the same results, or refused with the file's name.
 
-A folder is finished, or was killed on the way. One of its files is damaged, then a command goes on with the folder or
-reads it. What the command leaves is compared with what it leaves of a whole folder.
+A folder is finished, or its command was killed. One of its files is damaged; then a command continues with the folder
+or reads it. The resulting files are compared with those of an intact folder.
 """
 
 from __future__ import annotations

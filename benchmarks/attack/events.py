@@ -1,7 +1,6 @@
-"""What a run does to its folder, counted, and a kill at a chosen event; messages that leave clients, written down.
+"""Counts what a run does to its folder, kills it at a chosen event, and records the messages that leave clients.
 
-Installed in a forked child, before the command begins. A kill "at" an event comes before it, in the middle of it, or
-after it.
+Installed in a forked child before the command begins. A kill "at" an event happens before, during or after the event.
 """
 
 from __future__ import annotations

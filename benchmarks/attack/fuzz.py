@@ -1,4 +1,4 @@
-"""Inputs that nobody meant: experiments, tables, command lines. Success or exit code 2 with a message, nothing else."""
+"""Odd inputs: experiments, tables, command lines. A command must succeed, or end with exit code 2 and a message."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Commands that are killed at a random moment and resumed: the results are those of an uninterrupted run.
 
-A kill comes from inside, before, amid or after an event of the folder, or from outside after a random time, there also
-as SIGINT (Ctrl-C) or SIGTERM, on which a command ends by itself. Under secret noise no two runs are alike: there the
-account must cover every message that was seen to leave a client.
+A kill comes from inside, before, during or after an event of the folder, or from outside after a random time. From
+outside it may also be SIGINT (Ctrl-C) or SIGTERM, on which a command ends by itself. Under secret noise no two runs are
+equal: there the account must cover every message that was seen to leave a client.
 """
 
 from __future__ import annotations

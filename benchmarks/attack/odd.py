@@ -1,4 +1,4 @@
-"""Values that nobody meant, drawn at random; names as hostile as names get."""
+"""Odd values, drawn at random, and hostile names."""
 
 from __future__ import annotations
 

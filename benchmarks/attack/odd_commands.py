@@ -1,4 +1,4 @@
-"""Command lines: the options that the program knows, with values that nobody would give, on folders that exist."""
+"""Command lines: the options that the program declares, with odd values, on existing folders."""
 
 from __future__ import annotations
 

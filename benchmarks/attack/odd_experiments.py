@@ -1,4 +1,4 @@
-"""Experiment files: a small one that would run, then a few changes that nobody would make."""
+"""Experiment files: a small valid file with a few odd changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: columns of every type that files know, with holes, constants, infinities and hostile names."""
+"""Tables: columns of every type, with missing values, constants, infinities and hostile names."""
 
 from __future__ import annotations
 

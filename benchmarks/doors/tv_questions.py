@@ -1,10 +1,9 @@
 """Which lines of a TV series are questions: real texts by client, and a text classifier of transformers.
 
 Named by tv_questions.toml. A client is one of the six main characters of Friends; a row is a line of one sentence and
-four to twenty words, in lower case and without punctuation, which would give the answer away. The classifier is
+four to twenty words, in lower case. Punctuation is removed, because it would reveal the answer. The classifier is
 stories15M, a small language model of children's stories, with a new last layer (`AutoModelForSequenceClassification`);
-its last blocks are trained. Padding stands before the words, so that the last token, where the classifier reads, is one
-of a word.
+its last blocks are trained. Padding comes before the words, because the classifier reads the last token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Preferences that change and a sub-population that comes late: what each method does, on one page of figures.
+"""Preferences that change and a sub-population that joins late: each method on one page of figures.
 
     python benchmarks/fedembed/changes.py --out runs/fedembed-changes
 
-Runs changes.toml as a comparison (which goes on where it was stopped), and draws the accuracy of users who came to like
-another digit, of those who did not, and of those who joined late, round by round: changes.html in the folder.
+Runs changes.toml as a comparison (which continues where it was stopped). Draws, round by round, the accuracy of users
+whose preference changed, of users whose preference did not, and of users who joined late: changes.html in the folder.
 """
 
 from __future__ import annotations

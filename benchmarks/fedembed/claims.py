@@ -1,9 +1,9 @@
-"""What FedEmbed's paper claims of its tables and figures, held against ours.
+"""The claims of FedEmbed's paper about its tables and figures, compared with our results.
 
 Every verdict follows from means over seeds: of F1 by users, privacy and method (Tables 2 and 3), of F1 by the part of
-users that like the same (Tables 4 and 5), and of what embeddings tell (Figures 3 to 5). A claim is left out where a
-number that it needs is missing. Nothing is judged with a method whose training had not converged; a method's training
-is named by `training`, since it differs from column to column.
+users that like the same (Tables 4 and 5), and of the information in embeddings (Figures 3 to 5). A claim is left out if
+a number that it needs is missing. A method whose training had not converged is never used for a verdict. `training`
+names a method's training, because it differs from column to column.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Said:
-    """What the paper says differently of its two experiments."""
+    """The paper's statements that differ between its two experiments."""
 
     gains: str
     least_gain: float

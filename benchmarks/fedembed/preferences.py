@@ -1,11 +1,11 @@
-"""What FedEmbed's two experiments have in common: nine methods, balanced and imbalanced users, privacy or none.
+"""The common part of FedEmbed's two experiments: nine methods, balanced and imbalanced users, with and without privacy.
 
-One comparison folder for each kind of users, without privacy and with it (`balanced-none`, `imbalanced-gaussian`, ...);
-every folder has its report.html. `--columns clients` adds the columns with noise on the clients too
-(`balanced-clients`); `--figures` trains the methods with embeddings alone, at the rates of figures.toml (`figures`).
-`--curves` makes the same comparisons with one seed and 16 training rows instead of 20, so that the other 4 give a
-validation curve (`curves-balanced-none`, ...): docs/results.md says by it who had stopped improving, and judges no
-claim without it. What is finished is kept, so that a command goes on where it was stopped.
+There is one comparison folder for each kind of users, without privacy and with it (`balanced-none`,
+`imbalanced-gaussian`, ...). Every folder has its report.html. `--columns clients` adds the columns with noise on the
+clients too (`balanced-clients`). `--figures` trains only the methods with embeddings, at the rates of figures.toml
+(`figures`). `--curves` makes the same comparisons with one seed and 16 training rows instead of 20, so that the other 4
+give a validation curve (`curves-balanced-none`, ...). docs/results.md needs these curves to say which methods still
+improved, and judges no claim without them. Finished parts are kept, so a command continues where it was stopped.
 """
 
 import argparse

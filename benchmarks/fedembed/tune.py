@@ -4,9 +4,9 @@
     python benchmarks/fedembed/tune.py --experiment voice --out runs/fedembed-tuning-voice
     python benchmarks/fedembed/tune.py --embeddings --out runs/fedembed-embeddings
 
-What is tried is [compare.grid] of mnist.toml or voice.toml, on 600 users and with a seed of their own: 16 of a user's
-20 training rows are trained on and the other 4 judge; the 10 test rows are not looked at. Prints the best of each, to
-be written into the file.
+The program tries [compare.grid] of mnist.toml or voice.toml on 600 users with a separate seed: 16 of a user's 20
+training rows train and the other 4 validate; the 10 test rows are not used. It prints the best values of each method,
+which are then written into the file.
 
 `--embeddings` chooses embedding_lr for Figures 3 to 5, which ask what embeddings know. F1 alone cannot choose it: with
 heads of their own, users do as well if embeddings stay where they began. The rates 1, 10, 100 and 300 are tried, and

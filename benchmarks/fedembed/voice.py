@@ -2,10 +2,10 @@
 
     python benchmarks/fedembed/voice.py --out runs/fedembed-voice
 
-Synthesises the speech when it is not there yet (some three minutes; what is needed: `bespoke data voice-preferences`,
-and for privacy `pip install 'bespoke-fl[privacy]'`), then makes a comparison folder each for balanced and imbalanced
-users, without privacy and with it (voice_gaussian.toml); every folder has its report.html. What is finished is kept, so
-that the command goes on where it was stopped.
+Synthesises the speech if it does not exist yet (about three minutes; `bespoke data voice-preferences` lists what is
+needed; privacy needs `pip install 'bespoke-fl[privacy]'`). Then it makes a comparison folder for balanced and for
+imbalanced users, without privacy and with it (voice_gaussian.toml); every folder has its report.html. Finished folders
+are kept, so the command continues where it was stopped.
 """
 
 from preferences import HERE, Experiment

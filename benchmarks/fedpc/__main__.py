@@ -16,8 +16,9 @@ from bespoke.cli.exit_codes import program
 PARTS = (*parts.PARTS, "costs", "examples", "page")
 
 
-# A head of tens of megabytes is mapped anew for each of its many temporary tensors, and its pages are touched for the
-# first time: that takes longer than the arithmetic. glibc reads this when a process starts: it is for the runs' own.
+# glibc maps memory again for each of the many temporary tensors of a head of tens of megabytes. Touching these pages
+# for the first time takes longer than the arithmetic. glibc reads this when a process starts, so it is set for the
+# runs.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**28)}
 
 
@@ -28,7 +29,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("part", nargs="*", help=f"of {', '.join(PARTS)} (default: all)", metavar="PART")
-    parser.add_argument("--folder", type=Path, default=Path("runs/fedpc"), help="where it all lies")
+    parser.add_argument("--folder", type=Path, default=Path("runs/fedpc"), help="folder of all results")
     parser.add_argument("--output", type=Path, default=Path("docs/fedpc.md"), help="the page")
     parser.add_argument("--pretrained", help="another model than stories15M: a folder, a GGUF file or a name")
     parser.add_argument("--rounds", type=int, help="for a trial: rounds of every part")

@@ -1,4 +1,4 @@
-"""What the paper claims of its tables, and whether it holds here by the intervals."""
+"""The paper's claims about its tables, and whether they hold here by the intervals."""
 
 from __future__ import annotations
 

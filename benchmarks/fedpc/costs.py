@@ -1,9 +1,9 @@
-"""Table 3 and memory: what each method keeps, sends and takes in time, in one process and one thread.
+"""Table 3 and memory: the stored and sent bytes and the time of each method, in one process and one thread.
 
 Bytes are those of the real trees: private state, broadcast, message. Times are processor time of a text, in training
 (local steps of a round) and in testing (scoring test texts with the personal model, without making it); methods take
-turns, and the median counts. A machine's milliseconds mean little: what can be compared are ratios to FedPC. What lies
-below a head is computed each time, as on a device that meets a text once, though bespoke remembers it.
+turns, and the median counts. The milliseconds depend on the machine; compare ratios to FedPC. Hidden states below
+a head are computed each time, as on a device that sees a text once. (bespoke normally caches them.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/fedpc.md from the folders of `python -m benchmarks.fedpc`; a section whose part was not run stays as it is."""
+"""docs/fedpc.md, from the folders of `python -m benchmarks.fedpc`. A section whose part was not run stays as it is."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ PAPER = tomllib.loads((Path(__file__).parent / "paper.toml").read_text())
 PAPER_ROUNDS, PAPER_STEPS = 55, 10
 HEADER = """# FedPC: Tables 1 to 3
 
-Silva, Tambwekar, Gombolay, *FedPC*, 2022 ([methods/fedpc.md](methods/fedpc.md)). Every table is made by `python -m
-benchmarks.fedpc` from run folders. The model is stories15M, which was trained on children's stories: perplexities are
-higher than those of the paper's DistilGPT2, and what can be compared is which method is better and by what part.
+Silva, Tambwekar, Gombolay, *FedPC*, 2022 ([methods/fedpc.md](methods/fedpc.md)). `python -m benchmarks.fedpc` makes
+every table from run folders. The model is stories15M, which was trained on children's stories. Its perplexities are
+higher than those of the paper's DistilGPT2. Compare which method is better and by what fraction, not the values.
 """
-REDUCED = """What was reduced, so that it fits 75 minutes of two cores: {rounds} rounds of {steps} local updates (the
-paper: 55 of 10), at most {most} utterances a user (3,370), of which 20 % are tested on, at most 32 tokens, {seeds}
-seeds (15). Withheld users adapt on half of their utterances and are tested on the others. Perplexity is that of the
-tokens after the first three, as a mean over users; ± is the standard deviation over seeds. Intervals are of 95 %, over
-users and seeds. FedPC (Frozen) has the training of FedPC. Rates were tuned on validation data, {trials} trials a
-method, each of {few} rounds with at most {lines} utterances a user and a seed of its own."""
+REDUCED = """The experiment was reduced to 75 minutes on two cores (the paper's values in brackets): {rounds} rounds of
+{steps} local updates (55 of 10), at most {most} utterances per user (3,370), 20 % of them test rows, at most 32 tokens,
+{seeds} seeds (15). Withheld users adapt on half of their utterances and are tested on the other half. Perplexity is
+that of the tokens after the first three, as a mean over users; ± is the standard deviation over seeds. Intervals are
+95 % intervals over users and seeds. FedPC (Frozen) uses the training of FedPC. Rates were tuned on validation data with
+{trials} trials per method, each of {few} rounds with at most {lines} utterances per user and a separate seed."""
 COLUMNS = {
     "own": "own", "other": "another user's", "stranger": "another user's, no common context",
     "anybody": "anybody's (psi_0)", "wrong": "another of its contexts",
     "foreign": "a context it never has", "none": "no prefix",
 }  # fmt: skip
 CROSSED = {
-    "known": "Contexts are shows: every user has one, and a user in another context is a product that nobody trained.",
-    "seasons": "Contexts are seasons, which cross users: another of its contexts is one that the user was trained in.",
+    "known": "Contexts are shows. Every user has one, so a user in another context is an untrained product.",
+    "seasons": "Contexts are seasons, which users share. Another of its contexts is one in which the user was trained.",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def _about(folder: Path, part: str) -> dict[str, Any] | None:
 
 
 def _run(folder: Path) -> str:
-    """Sizes, rates, and what the paper's own number of rounds would cost."""
+    """Sizes, rates, and the cost of the paper's number of rounds."""
     known, rates = _about(folder, "known"), _about(folder, "rates")
     if known is None or rates is None:
         return ""
@@ -123,7 +123,10 @@ def _knobs(values: dict[str, Any]) -> str:
 
 def _paper_cost(folder: Path, about: dict[str, Any]) -> list[str]:
     """Seconds of a round as measured, and those of the paper's 55 rounds of 10 updates by calculation."""
-    lines = ["| method | a round here, s | the paper's 55 rounds of 10 updates, minutes |", "| --- | ---: | ---: |"]
+    lines = [
+        "| method | one round here, s | the paper's 55 rounds of 10 updates, minutes, calculated |",
+        "| --- | ---: | ---: |",
+    ]
     for entry in about["methods"]:
         seconds = []
         for path in folder.glob(f"runs/{entry['label']}-seed*/timing.jsonl"):
@@ -133,7 +136,7 @@ def _paper_cost(folder: Path, about: dict[str, Any]) -> list[str]:
             each = statistics.median(seconds)
             minutes = each * PAPER_ROUNDS * PAPER_STEPS / steps / 60
             lines.append(f"| {TITLES[entry['label']]} | {each:.0f} | {minutes:.0f} |")
-    return ["What training costs (two runs at a time, a core each), all users in every round:", "", *lines]
+    return ["The cost of training (two runs at the same time, one core each), all users in every round:", "", *lines]
 
 
 def _table(folder: Path, part: str) -> str:
@@ -142,7 +145,7 @@ def _table(folder: Path, part: str) -> str:
     if table is None:
         return ""
     methods = [method for method in TITLES if any(table.at(method, samples) is not None for samples in SAMPLES)]
-    lines = [f"{len(table.users)} users. Ours, and the paper's in brackets:", ""]
+    lines = [f"{len(table.users)} users. Our numbers, with the paper's in brackets:", ""]
     lines += [f"| samples | {' | '.join(TITLES[m] for m in methods)} |", f"| --- |{' ---: |' * len(methods)}"]
     for place, samples in enumerate(SAMPLES):
         cells = [_cell(table, method, samples, PAPER[part].get(method), place) for method in methods]
@@ -152,7 +155,7 @@ def _table(folder: Path, part: str) -> str:
     lines += ["", *(line.replace("| here |", "| here: change of the perplexity |") for line in judged)]
     further = beyond(table)
     if further:
-        lines += ["", "What the paper did not ask, with all samples:", "", *further]
+        lines += ["", "Questions that the paper does not ask, with all samples:", "", *further]
     converged = {TITLES[label]: cell for label, cell in column(folder / part).items()}
     return "\n".join([*lines, "", sentence(converged)])
 
@@ -202,9 +205,9 @@ def _costs(folder: Path) -> str:
     costs = json.loads(place.read_text())
     base, paper = costs["methods"]["fedpc"], PAPER["milliseconds"]
     lines = [
-        f"One process and one thread, float32, {costs['pretrained']}, 15 texts of random words a batch, as long as TV "
-        "lines; nothing below a head is remembered. "
-        "Ratios to FedPC, the paper's in brackets. Processor time of a text is "
+        f"One process and one thread, float32, {costs['pretrained']}, 15 texts of random words per batch, as long as "
+        "TV lines. Hidden states below a head are not cached. "
+        "The table shows ratios to FedPC, with the paper's in brackets. The processor time of a text is "
         f"{1000 * base['training']:.1f} ms in training and {1000 * base['testing']:.1f} ms in testing with FedPC.",
         "",
         "| method | training | testing | private state | Adam's moments of it | sent to a client | sent by it |",
@@ -217,7 +220,7 @@ def _costs(folder: Path) -> str:
             times.append(f"{found[what] / base[what]:.2f}{theirs}")
         bytes_of = (size(found[name]) if found[name] else "0" for name in ("private", "moments", "down", "up"))
         lines.append(f"| {TITLES[label]} | {' | '.join(times)} | {' | '.join(bytes_of)} |")
-    lines += ["", f"The frozen model is {size(costs['model'])}, once on a device, for every method."]
+    lines += ["", f"The frozen model takes {size(costs['model'])}, once per device, for every method."]
     if "fedpc-split" in costs["methods"]:
         split = costs["methods"]["fedpc-split"]
         share = (base["private"] + base["down"]) / (split["private"] + split["down"])
@@ -226,8 +229,9 @@ def _costs(folder: Path) -> str:
             "",
             "The paper says that FedPC needs 0.001 % of the memory of a head for each user and context. An embedding "
             f"is one row of a head: 1 of {costs['vocabulary']:,} here, {100 / costs['vocabulary']:.4f} % (1 of 50,257 "
-            f"there, 0.0020 %). What a client holds and is sent, with {costs['contexts']} contexts: {100 * share:.4f} "
-            f"% of Split-Learning's, {100 * with_moments:.4f} % with Adam's moments of the user's embedding.",
+            f"there, 0.0020 %). With {costs['contexts']} contexts, the data that a client holds and receives are "
+            f"{100 * share:.4f} % of Split-Learning's, or {100 * with_moments:.4f} % with Adam's moments of the user's "
+            "embedding.",
         ]
     return "\n".join(lines)
 
@@ -260,12 +264,14 @@ def _examples(folder: Path) -> str:
     place = folder / "smollm2/runs/fedpc-seed0/examples.md"
     if not place.exists():
         return ""
-    told = "The paper's Table 4: its two characters, each in its own show and in the other, by the run above.\n\n"
+    told = (
+        "The paper's Table 4: its two characters, each in its own show and in the other show, from the run above.\n\n"
+    )
     return told + place.read_text().partition("\n")[2].strip()
 
 
 def _private(folder: Path) -> str:
-    """What noise does to FedPC with so few users."""
+    """The effect of noise on FedPC with so few users."""
     table, about = read_table(folder / "private"), _about(folder, "private")
     if table is None or about is None:
         return ""
@@ -281,7 +287,8 @@ def _private(folder: Path) -> str:
             more = f" ({number(over_seeds(without)[0])} without noise)" if without is not None else ""
             cells.append(f"{TITLES[method]} has a perplexity of {number(over_seeds(mine)[0])}{more}")
     return (
-        f"With {len(table.users)} users, epsilon {about['privacy']['epsilon']:g} and everyone in every round, "
-        f"{' and '.join(cells)}; noise of {noise['sum']['delta'] / noise['clip']:.3g} times the clipping bound is "
-        f"added to all of a sum of {len(table.users)} messages. Epsilon spent is {spent:.3g}. psi stays private."
+        f"With {len(table.users)} users, epsilon {about['privacy']['epsilon']:g} and all users in every round, "
+        f"{' and '.join(cells)}. Noise of {noise['sum']['delta'] / noise['clip']:.3g} times the clipping bound is "
+        f"added to every entry of a sum of {len(table.users)} messages. The spent epsilon is {spent:.3g}. psi stays "
+        "private."
     )

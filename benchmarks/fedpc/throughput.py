@@ -1,10 +1,10 @@
-"""A round of FedPC on a frozen model: clients batched together against one client after the other, in one process.
+"""A round of FedPC on a frozen model: compares clients batched together with one client after the other.
 
     python benchmarks/fedpc/throughput.py --pretrained FOLDER
 
-Both are measured in processor time of one thread, in turn and several times, so that other work on the machine hurts
-neither alone. Prints texts a second of each (the median), their ratio, the largest resident memory, and how far the two
-updates are apart.
+Both are measured in processor time of one thread, in turns and several times, so that other work on the machine affects
+both alike. Prints texts per second of each (the median), their ratio, the largest resident memory, and the difference
+of the two updates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Hierarchies of Gaussians in closed form: what clients could know at best, to hold learned values against.
+"""Hierarchies of Gaussians in closed form: the best possible estimates of clients, as an oracle for learned values.
 
 Two levels (Chen et al., Self-Aware Personalized Federated Learning, NeurIPS 2022; numbers of its equations below):
 theta_m ~ N(theta_0, between), z_m ~ N(theta_m, variances_m), a flat prior on theta_0. Three levels (Group Personalized
 Federated Learning, Section 4): groups around theta_0, clients around their group, an observation of each client. All
-variances are known; everything is in double precision, an entry a client.
+variances are known. Everything is in double precision, with one entry per client.
 """
 
 from __future__ import annotations

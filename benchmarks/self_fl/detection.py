@@ -1,9 +1,9 @@
-"""Detection: false accepts and false rejects, and a model's relative to a baseline's.
+"""Detection: false accepts and false rejects of a model, relative to those of a baseline.
 
-A detector accepts what it gives a score of at least a threshold. To compare two, their false rejects are made equal:
+A detector accepts an example whose score is at least a threshold. To compare two, their false rejects are made equal:
 the relative false accepts (Self-FL, Section 4.3) are the model's false accepts over the baseline's, at the threshold
 where the model's false rejects over the baseline's are about one. Below one, the model is better. The paper does not
-say how many the baseline rejects; here it is an argument.
+state how many the baseline rejects; here it is an argument.
 """
 
 from __future__ import annotations

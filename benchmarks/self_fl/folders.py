@@ -1,4 +1,4 @@
-"""What comparison folders say in the terms of Self-FL's paper: accuracies weighted by rows, by round and by client."""
+"""Comparison folders in terms of Self-FL's paper: accuracies weighted by rows, by round and by client."""
 
 from __future__ import annotations
 

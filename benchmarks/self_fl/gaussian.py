@@ -1,9 +1,9 @@
 """Methods on the two-level Gaussian model, all repeats and clients at once, in the update equations of the library.
 
-Client m looks at its parameter theta_m ~ N(theta_0, between) through N_m rows of variance `within`; what it needs of
-them is their mean z_m. Its loss is quadratic with its minimum there, so that l steps of gradient descent have a closed
-form: theta -> z + (1 - rate)^l (theta - z), rate = learning rate x curvature. Arrays are (repeats, clients), a global
-parameter is (repeats, 1). A test holds every rule against the method of its name on one repeat.
+Client m observes its parameter theta_m ~ N(theta_0, between) through N_m rows of variance `within`; only their mean z_m
+matters. Its loss is quadratic with its minimum at z_m, so l steps of gradient descent have a closed form: theta -> z +
+(1 - rate)^l (theta - z), rate = learning rate x curvature. Arrays are (repeats, clients), a global parameter is
+(repeats, 1). A test compares every rule with the method of its name on one repeat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All figures and tables of Self-FL's experiments as one offline page, from the folders that the commands have left.
+"""All figures and tables of Self-FL's experiments as one offline page, from the folders of the commands.
 
     python benchmarks/self_fl page --runs runs --out runs/self-fl.html
 

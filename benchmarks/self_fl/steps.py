@@ -2,9 +2,9 @@
 
     python benchmarks/self_fl steps benchmarks/self_fl/mnist.toml --out runs/self-fl-mnist-steps
 
-Runs the file's Self-FL with its first seed, by either reading of its variances, in this process. How many steps a
-client is to take is private to it: here the private state of each round's clients is read before the round, and Eq. 8
-solved for l once more.
+Runs the file's Self-FL with its first seed, with both definitions of its variances, in this process. A client's number
+of steps is private. This program reads the private state of each round's clients before the round and solves Eq. 8 for
+l again.
 """
 
 from __future__ import annotations

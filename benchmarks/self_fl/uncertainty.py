@@ -1,10 +1,10 @@
-"""How uncertain a client is of its parameter, against how far sharing goes: alone, with its group, with everybody.
+"""The uncertainty of a client's parameter at each level of sharing: alone, with its group, with all clients.
 
     python benchmarks/self_fl uncertainty --out runs/self-fl-uncertainty
 
 The three-level posterior of bayes.py on real clients in groups: the mean A-level score of 2,410 schools
-in local authorities (Chem97). Variances of pupils, schools and authorities are estimated from the sums of squares; what
-is left of a school's uncertainty then follows from the numbers of pupils alone.
+in local authorities (Chem97). Variances of pupils, schools and authorities are estimated from the sums of squares.
+The remaining uncertainty of a school then depends only on the numbers of pupils.
 """
 
 from __future__ import annotations

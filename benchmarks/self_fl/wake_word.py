@@ -5,12 +5,12 @@
 
 Three comparisons (five clients, all in every round; 20 clients at activity rates 0.25 and 0.1), each a folder as
 `bespoke compare` writes it, and two files: `false_accepts.parquet`, counts by method, seed, device type and state, and
-`wake_word.json`, what was done. A command that was interrupted goes on where it stopped.
+`wake_word.json`, a record of the settings. An interrupted command continues where it stopped.
 
 Every run starts from a model that FedAvg has trained until it hardly improves: the baseline. Learning rates are chosen
-on validation rows, or the same for all, as the paper has it (labels with `.same`); sampled clients have the one chosen
-with all of them. To compare another setting, add an entry to DEVICES or SAMPLED, and its row to
-benchmarks/results_wake_word.py.
+on validation rows, or are the same for all methods as in the paper (labels with `.same`). Comparisons with sampled
+clients use the rate chosen with all clients. To compare another setting, add an entry to DEVICES or SAMPLED, and its
+row to benchmarks/results_wake_word.py.
 """
 
 import argparse
