@@ -31,7 +31,8 @@ REDUCED = """The experiment was reduced to 75 minutes on two cores (the paper's 
 {seeds} seeds (15). Withheld users adapt on half of their utterances and are tested on the other half. Perplexity is
 that of the tokens after the first three, as a mean over users; ± is the standard deviation over seeds. Intervals are
 95 % intervals over users and seeds. FedPC (Frozen) uses the training of FedPC. Rates were tuned on validation data with
-{trials} trials per method, each of {few} rounds with at most {lines} utterances per user and a separate seed."""
+{trials} trials per method, each of {few} rounds ({heads} for the two heads) with at most {lines} utterances per user
+and a separate seed."""
 COLUMNS = {
     "own": "own", "other": "another user's", "stranger": "another user's, no common context",
     "anybody": "anybody's (psi_0)", "wrong": "another of its contexts",
@@ -78,6 +79,7 @@ def _run(folder: Path) -> str:
         REDUCED.format(
             rounds=stage["rounds"], steps=stage["steps"], most=most, seeds=len(known["seeds"]), trials=trials,
             few=rates["methods"][0]["stages"][-1]["rounds"], lines=lines_tried,
+            heads=max(entry["stages"][-1]["rounds"] for entry in rates["methods"]),
         ),
         "", "| method | tried | chosen |", "| --- | --- | --- |",
     ]  # fmt: skip
