@@ -79,7 +79,7 @@ class SiteLine:
             self.hub.check_abort()
             if gone := self._gone():
                 raise self._lost(gone)
-            if self.fetched and time.monotonic() - max(self.fetched, begun) > self.hub.late:
+            if time.monotonic() - max(self.fetched or self.sent, begun) > self.hub.late:
                 late = f"it is late: no answer within {self.hub.late:g} seconds"
                 if self.late:
                     raise self._lost(f"{late}, twice")
