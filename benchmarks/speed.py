@@ -425,6 +425,12 @@ def parse_arguments() -> argparse.Namespace:
         help="keeps environments, workloads and the peers' logs (default: .cache/speed in the repository)",
     )
     parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="DIR",
+        help=f"an earlier checkout of this project takes part as `{BEFORE}`: has bespoke become slower since?",
+    )
+    parser.add_argument(
         "--population", action="store_true", help="also measure how rounds depend on the size of the population"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="put the tables into this page, not to stdout")
