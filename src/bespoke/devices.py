@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from bespoke.errors import UserError
-from bespoke.tensors import T, tree_map
+from bespoke.tensors import T, leaves, tree_map
 
 CPU = torch.device("cpu")
 _elsewhere: list[str] = []  # devices of a cluster's nodes, while clients are computed there
@@ -74,6 +74,8 @@ def has_bf16(device: torch.device) -> bool:
 
 def onto(tree: T, device: torch.device) -> T:
     """The tree on this device; leaves that are already there are not copied."""
+    if all(leaf.device == device for leaf in leaves(tree)):  # as in most rounds, which may take no longer than the map
+        return tree
     return tree_map(lambda leaf: leaf.to(device), tree)
 
 

@@ -75,7 +75,7 @@ class ClientWork:
     @property
     def holds(self) -> bool:
         """Whether messages stay on the hosts until the server asks for them."""
-        return bool(changes(self.method.uplink)) and (self.robust is not None or self.collusion is not None)
+        return (self.robust is not None or self.collusion is not None) and bool(changes(self.method.uplink))
 
     @property
     def masks(self) -> bool:
