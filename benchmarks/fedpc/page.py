@@ -26,9 +26,9 @@ Silva, Tambwekar, Gombolay, *FedPC*, 2022 ([methods/fedpc.md](methods/fedpc.md))
 every table from run folders. The model is stories15M, which was trained on children's stories. Its perplexities are
 higher than those of the paper's DistilGPT2. Compare which method is better and by what fraction, not the values.
 """
-REDUCED = """The experiment was reduced to 75 minutes on two cores (the paper's values in brackets): {rounds} rounds of
-{steps} local updates (55 of 10), at most {most} utterances per user (3,370), 20 % of them test rows, at most 32 tokens,
-{seeds} seeds (15). Withheld users adapt on half of their utterances and are tested on the other half. Perplexity is
+REDUCED = """The experiment was reduced to two hours on two busy cores (the paper's values in brackets): {rounds} rounds
+of {steps} local updates (55 of 10), at most {most} utterances per user (3,370), 20 % of them test rows, at most 32
+tokens, {seeds} seeds (15). Withheld users adapt on half of their utterances and are tested on the other half. Perplexity is
 that of the tokens after the first three, as a mean over users; ± is the standard deviation over seeds. Intervals are
 95 % intervals over users and seeds. FedPC (Frozen) uses the training of FedPC. Rates were tuned on validation data with
 {trials} trials per method, each of {few} rounds ({heads} for the two heads) with at most {lines} utterances per user

@@ -84,6 +84,16 @@ def clients(folder: Path, label: str = "fedper") -> pd.DataFrame:
     return pd.read_parquet(folder / "runs" / f"{label}-seed0" / "clients.parquet")
 
 
+def killed(words: list[str], site: Path, folder: Path) -> None:
+    """Runs a command that a callback of the package kills on the way."""
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+    died = subprocess.run(
+        [sys.executable, "-m", "bespoke", *words], cwd=folder, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+
 def test_from_python_with_two_runs_at_a_time(compared: Path) -> None:
     recorded = (compared / "runs/fedper-seed0/config.toml").read_text()
     for named in (METHOD, NET, "outside_doors.clinics:load", "outside_doors.scores:wrong"):
@@ -104,12 +114,7 @@ def test_a_killed_comparison_with_two_workers_goes_on(compared: Path, site: Path
     ]  # fmt: skip
     hook = "outside_doors.rounds:DieOnce"
     dying = ["--callback", f"{hook},mark={tmp_path / 'mark'}"]
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    died = subprocess.run(
-        [sys.executable, "-m", "bespoke", *words, *dying], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    killed([*words, *dying], site, tmp_path)
     assert not (tmp_path / "out/runs/fedper-seed0/result.json").exists()
     resumed = command(*words, "--resume")
     assert resumed.code == 0, resumed.err
@@ -244,12 +249,7 @@ def test_a_loss(site: Path, tmp_path: Path) -> None:
         "--workers", "2", "--out", str(tmp_path / "words"),
     ]  # fmt: skip
     dying = ["--callback", f"outside_doors.rounds:DieOnce,mark={tmp_path / 'mark'}"]
-    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
-    died = subprocess.run(
-        [sys.executable, "-m", "bespoke", *words, *dying], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert died.returncode == -signal.SIGKILL, died.stderr
+    killed([*words, *dying], site, tmp_path)
     resumed = command(*words, "--resume")
     assert resumed.code == 0, resumed.err
     expected = clients(tmp_path / "python")
