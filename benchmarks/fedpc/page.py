@@ -31,8 +31,8 @@ of {steps} local updates (55 of 10), at most {most} utterances per user (3,370),
 tokens, {seeds} seeds (15). Withheld users adapt on half of their utterances and are tested on the other half.
 Perplexity is that of the tokens after the first three, as a mean over users; ± is the standard deviation over seeds.
 Intervals are 95 % intervals over users and seeds. FedPC (Frozen) uses the training of FedPC. Rates were tuned
-on validation data with {trials} trials per method, each of {few} rounds ({heads} for the two heads) with at most {lines}
-utterances per user and a separate seed."""
+on validation data with {trials} trials per method, each of {few} rounds ({heads} for the two heads) with at most
+{lines} utterances per user and a separate seed."""
 COLUMNS = {
     "own": "own", "other": "another user's", "stranger": "another user's, no common context",
     "anybody": "anybody's (psi_0)", "wrong": "another of its contexts",
